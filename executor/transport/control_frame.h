@@ -62,6 +62,10 @@ struct Frame {
   std::string payload = {};
 };
 
+// Says hello for a member that comes only to end the meeting. It may not know
+// how many ranks there are, so its world size does not count.
+inline constexpr int32_t kNoRank = -1;
+
 // Requires: the payload is at most kPayloadBytesMax.
 std::string Encode(const Frame& frame);
 

@@ -24,8 +24,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRetryTimeMin{10};
 constexpr milliseconds kRetryTimeMax{500};
-// As a rank's BeginStep counts.
-constexpr uint64_t kFirstStep = 1;
 constexpr size_t kReadBytes = size_t{64} << 10;
 
 }  // namespace
@@ -139,10 +137,8 @@ static absl::StatusOr<Frame> Enter(const TcpRendezvous& rendezvous,
   return answer;
 }
 
-// Before all have met no step counts; of those that have, none has another yet.
 static std::string AbortFrame(int32_t rank, const absl::Status& why) {
   return Encode({.type = FrameType::kAbort,
-                 .step = kFirstStep,
                  .rank = rank,
                  .payload = StatusPayload(why)});
 }
@@ -164,26 +160,24 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
   return answer;
 }
 
-// Has the server end the meeting for `reason`. kWelcome: it has heard that.
-static absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
-                                        const absl::Status& reason,
-                                        ControlPlane::Deadline deadline,
-                                        Link& link) {
-  absl::StatusOr<Frame> answer = Enter(rendezvous, deadline, link);
+absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
+                                 const absl::Status& reason,
+                                 ControlPlane::Deadline deadline, Link& link) {
+  TcpRendezvous outside = rendezvous;
+  outside.rank = kNoRank;
+  absl::StatusOr<Frame> answer = Enter(outside, deadline, link);
   if (!answer.ok() || IsLast(*answer)) return answer;
-  const Clock::time_point limit = Clock::now() + kAnswerTime;
+  const Clock::time_point limit = AnswerLimit(deadline);
   const absl::Status sent =
-      SendAll(link.socket, AbortFrame(rendezvous.rank, reason), limit);
+      SendAll(link.socket, AbortFrame(kNoRank, reason), limit);
   if (!sent.ok()) return sent;
-  // The last to come is welcome before the server hears why it came.
-  do {
-    answer = ReceiveFrame(link, limit);
-  } while (answer.ok() && answer->type == FrameType::kWelcome);
-  // If the others have met, they see that this rank leaves.
-  (void)SendAll(link.socket,
-                Encode({.type = FrameType::kGoodbye, .rank = rendezvous.rank}),
-                limit);
-  return Frame{.type = FrameType::kWelcome};
+  answer = ReceiveFrame(link, limit);
+  if (!answer.ok() || !IsLast(*answer)) {
+    return answer.ok() ? OffProtocol() : answer.status();
+  }
+  // It has ended.
+  if (absl::IsAborted(Verdict(*answer))) answer->type = FrameType::kWelcome;
+  return answer;
 }
 
 absl::Status Verdict(const Frame& answer) {
@@ -245,14 +239,13 @@ absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
   });
 }
 
-absl::Status ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
-                                  const absl::Status& reason,
-                                  ControlPlane::Deadline deadline) {
+absl::StatusOr<Link> ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
+                                          const absl::Status& reason,
+                                          ControlPlane::Deadline deadline) {
   return ConnectAnd(rendezvous, deadline,
                     [&](Link& link) {
                       return EndMeeting(rendezvous, reason, deadline, link);
-                    })
-      .status();
+                    });
 }
 
 }  // namespace refit::control

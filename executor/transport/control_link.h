@@ -45,6 +45,12 @@ absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit);
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
                            ControlPlane::Deadline deadline, Link& link);
 
+// The same, but has the server end the meeting for `reason`. A welcome: it has
+// done so.
+absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
+                                 const absl::Status& reason,
+                                 ControlPlane::Deadline deadline, Link& link);
+
 // OK if the last word is a welcome, else why the server refuses.
 absl::Status Verdict(const Frame& answer);
 
@@ -53,10 +59,10 @@ absl::Status Verdict(const Frame& answer);
 absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline);
 
-// Does as RefuseTcp.
-absl::Status ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
-                                  const absl::Status& reason,
-                                  ControlPlane::Deadline deadline);
+// As ConnectAndMeet, to end the meeting.
+absl::StatusOr<Link> ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
+                                          const absl::Status& reason,
+                                          ControlPlane::Deadline deadline);
 
 }  // namespace refit::control
 

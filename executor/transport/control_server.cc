@@ -33,6 +33,8 @@ constexpr int kAcceptsPerTurn = 64;
 // For a rank to read its last frames: only one that is stopped needs longer.
 constexpr seconds kCloseTime{5};
 constexpr milliseconds kAcceptPause{100};
+// For ranks that come a little later than the one that ended the meeting.
+constexpr seconds kEndedTime{2};
 constexpr size_t kReceiveBytes = size_t{64} << 10;
 // From one connection before the others have their turn.
 constexpr int kReceivesPerTurn = 16;
@@ -149,7 +151,7 @@ ControlServer::~ControlServer() {
 }
 
 void ControlServer::Run() {
-  while (!connections_.empty()) {
+  while (!connections_.empty() || phase_ == Phase::kEnded) {
     Poll();
     Expire(Clock::now());
     // By index: to lose one may add frames to others, but no connections.
@@ -254,6 +256,7 @@ void ControlServer::HandleAll(Connection& connection) {
 
 // Returns false if the sender does not keep to the protocol.
 bool ControlServer::Handle(Connection& connection, Frame& frame) {
+  if (connection.ends_meeting) return HandleEnd(connection, frame);
   if (connection.rank < 0) {
     return connection.transcript.has_value() ? HandleProof(connection, frame)
                                              : HandleHello(connection, frame);
@@ -263,7 +266,8 @@ bool ControlServer::Handle(Connection& connection, Frame& frame) {
     return true;
   }
   if (phase_ == Phase::kMeeting && frame.type == FrameType::kAbort) {
-    EndMeeting(AbortedBy(connection.rank, PayloadStatus(frame.payload)));
+    EndMeeting(AbortedBy(connection.rank, PayloadStatus(frame.payload)),
+               kEndedTime);
     return true;
   }
   if (phase_ != Phase::kMet) return false;
@@ -284,8 +288,6 @@ bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
                                *std::move(contribution), Clock::now());
     }
     case FrameType::kAbort:
-      // It has begun the step, or comes only to abort it.
-      (void)steps_.Begin(connection.rank, frame.step);
       return steps_.Abort(connection.rank, frame.step,
                           PayloadStatus(frame.payload));
     case FrameType::kHello:
@@ -344,20 +346,54 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
   }
   const Transcript transcript = *std::exchange(connection.transcript, {});
   const int32_t rank = transcript.rank;
+  if (rank == kNoRank) {
+    connection.ends_meeting = true;
+    connection.reader.set_payload_bytes_max(kPayloadBytesMax);
+    SendAccepted(connection, transcript);
+    return true;
+  }
   connection.rank = rank;
+  if (phase_ == Phase::kEnded) {
+    TellEnded(connection);
+    return true;
+  }
   connection.deadline =
       Clock::now() +
       milliseconds(std::min(proof->claims.remaining_ms, kRemainingMsMax));
   connection.reader.set_payload_bytes_max(kPayloadBytesMax);
   by_rank_[rank] = &connection;
   processes_[rank] = proof->claims.process;
-  Send(connection, Shared({.type = FrameType::kAccepted,
-                           .payload = BytesPayload(membership_.Prove(
-                               End::kRankZero, transcript))}));
+  SendAccepted(connection, transcript);
   if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
     phase_ = Phase::kMet;
     SendToAll({.type = FrameType::kWelcome});
   }
+  return true;
+}
+
+void ControlServer::SendAccepted(Connection& connection,
+                                 const Transcript& transcript) {
+  Send(connection, Shared({.type = FrameType::kAccepted,
+                           .payload = BytesPayload(membership_.Prove(
+                               End::kRankZero, transcript))}));
+}
+
+// Of a member that takes no part, but knows that the meeting is in vain.
+bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
+  if (frame.type != FrameType::kAbort) return false;
+  if (phase_ == Phase::kMet) {
+    Refuse(connection, absl::FailedPreconditionError(
+                           "all ranks have met already, so the meeting cannot "
+                           "be ended"));
+    return true;
+  }
+  if (phase_ == Phase::kMeeting) {
+    EndMeeting(
+        absl::AbortedError(absl::StrCat(
+            "the meeting was ended: ", PayloadStatus(frame.payload).message())),
+        kEndedTime);
+  }
+  Refuse(connection, ended_);
   return true;
 }
 
@@ -371,6 +407,7 @@ absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
     return absl::InvalidArgumentError(absl::StrCat(
         "unique id differs: rank ", rank, " has another than rank 0, or none"));
   }
+  if (rank == kNoRank) return absl::OkStatus();
   if (hello.world_size != world_size_) {
     return absl::InvalidArgumentError(
         absl::StrCat("world size differs: ", world_size_, " on rank 0, ",
@@ -392,9 +429,10 @@ absl::Status ControlServer::CheckProof(const Connection& connection,
         " has another than rank 0, or one of them has none (REFIT_SECRET, "
         "REFIT_SECRET_FILE)"));
   }
+  if (rank == kNoRank) return absl::OkStatus();
   const bool taken =
       rank == 0 ? &connection != own_
-                : phase_ != Phase::kMeeting || by_rank_[rank] != nullptr;
+                : phase_ == Phase::kMet || by_rank_[rank] != nullptr;
   if (taken) {
     return absl::AlreadyExistsError(
         absl::StrCat("two processes are rank ", rank, ": ", processes_[rank],
@@ -417,9 +455,10 @@ void ControlServer::Expire(Clock::time_point now) {
       connection->over = true;
     } else if (phase_ == Phase::kMeeting) {
       // One that gives up would be missing: it is over for all.
-      return EndMeeting(MissingStatus());
+      return EndMeeting(MissingStatus(), seconds::zero());
     }
   }
+  if (phase_ == Phase::kEnded && ended_until_ <= now) Close();
   if (phase_ == Phase::kMeeting) ReportMissing(now);
   if (phase_ == Phase::kMet) {
     steps_.Expire(now);
@@ -427,11 +466,29 @@ void ControlServer::Expire(Clock::time_point now) {
   }
 }
 
-void ControlServer::EndMeeting(const absl::Status& status) {
-  for (Connection* rank : by_rank_) {
-    if (rank != nullptr) Refuse(*rank, status);
+void ControlServer::EndMeeting(const absl::Status& status,
+                               Clock::duration stay) {
+  phase_ = Phase::kEnded;
+  ended_ = status;
+  ended_until_ = Clock::now() + stay;
+  told_.assign(world_size_, false);
+  told_[0] = true;  // perhaps before it has proved itself
+  Refuse(*own_, ended_);
+  const std::vector<Connection*> have_come = std::exchange(
+      by_rank_, std::vector<Connection*>(world_size_, nullptr));
+  for (Connection* rank : have_come) {
+    if (rank != nullptr && rank != own_) TellEnded(*rank);
   }
-  Close();
+}
+
+void ControlServer::TellEnded(Connection& connection) {
+  // Once: then it comes for the next meeting.
+  if (told_[connection.rank]) return PutOff(connection);
+  told_[connection.rank] = true;
+  Refuse(connection, ended_);
+  if (std::count(told_.begin(), told_.end(), false) == 0) {
+    ended_until_ = Clock::now();
+  }
 }
 
 void ControlServer::ReportMissing(Clock::time_point now) {
@@ -464,6 +521,7 @@ Clock::time_point ControlServer::NextEvent() const {
   if (phase_ == Phase::kMeeting) {
     next = std::min(next, meeting_reminder_.next());
   }
+  if (phase_ == Phase::kEnded) next = std::min(next, ended_until_);
   if (phase_ == Phase::kMet) {
     next = std::min(next, steps_.NextDeadline());
     if (!rank_gone_) next = std::min(next, steps_.NextReport());
@@ -524,15 +582,18 @@ bool ControlServer::IsLeft() const {
 }
 
 void ControlServer::PutOff(Connection& connection) {
-  std::vector<int32_t> left;
-  for (int32_t rank = 0; rank < world_size_; ++rank) {
-    if (by_rank_[rank] == nullptr) left.push_back(rank);
+  std::string why = "which has ended";
+  if (phase_ == Phase::kMet) {
+    std::vector<int32_t> left;
+    for (int32_t rank = 0; rank < world_size_; ++rank) {
+      if (by_rank_[rank] == nullptr) left.push_back(rank);
+    }
+    why = absl::StrCat("which ", RanksText(left), " left");
   }
   Send(connection,
        Shared({.type = FrameType::kLater,
                .payload = StatusPayload(absl::UnavailableError(absl::StrCat(
-                   "it has not closed its last meeting yet, which ",
-                   RanksText(left), " left")))}));
+                   "it has not closed its last meeting yet, ", why)))}));
   CloseWhenSent(connection);
 }
 

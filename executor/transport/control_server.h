@@ -39,6 +39,7 @@ class ControlServer {
  private:
   enum class Phase : uint8_t {
     kMeeting,  // until all ranks have come
+    kEnded,    // before that. For a while who comes is told why
     kMet,
     kClosing,  // sends what it has, and reads only to see the ends close
   };
@@ -57,6 +58,7 @@ class ControlServer {
     // For the stranger to prove who it is, for the meeting to be complete, or
     // for a connection that closes to be closed.
     Clock::time_point deadline;
+    bool ends_meeting = false;  // proved; kNoRank
     bool closing = false;    // after `out` is sent
     bool shut_down = false;  // ours is closed, theirs not yet
     bool over = false;       // to be removed
@@ -74,14 +76,18 @@ class ControlServer {
   bool HandleInStep(Connection& connection, Frame& frame);
   bool HandleHello(Connection& connection, const Frame& frame);
   bool HandleProof(Connection& connection, const Frame& frame);
+  void SendAccepted(Connection& connection, const Transcript& transcript);
+  bool HandleEnd(Connection& connection, const Frame& frame);
   absl::Status CheckHello(int32_t rank, const Hello& hello) const;
   absl::Status CheckProof(const Connection& connection,
                           const Proof& proof) const;
   void HandleGoodbye(Connection& connection);
   void Expire(Clock::time_point now);
   absl::Status MissingStatus() const;
-  // Refuses all that have come, with `status`.
-  void EndMeeting(const absl::Status& status);
+  // Refuses all that have come, with `status`, and those who come while it
+  // stays.
+  void EndMeeting(const absl::Status& status, Clock::duration stay);
+  void TellEnded(Connection& connection);
   void ReportMissing(Clock::time_point now);
   Clock::time_point NextEvent() const;
 
@@ -105,11 +111,14 @@ class ControlServer {
   Clock::time_point accept_again_;  // after descriptors had run out
   Phase phase_ = Phase::kMeeting;
   std::vector<std::unique_ptr<Connection>> connections_;
-  const Connection* own_ = nullptr;     // rank 0's
+  Connection* own_ = nullptr;           // rank 0's
   std::vector<Connection*> by_rank_;    // null: not there
   std::vector<std::string> processes_;  // by rank; "" if it never came
   std::string trouble_;                 // of the meeting, the last
   WaitReminder meeting_reminder_;
+  absl::Status ended_;  // why the meeting did
+  Clock::time_point ended_until_;
+  std::vector<bool> told_;  // of that, by rank
   bool rank_gone_ = false;
   CollectiveSteps steps_;
   std::vector<char> receive_buffer_;

@@ -407,48 +407,61 @@ absl::Status CheckRendezvous(const TcpRendezvous& rendezvous) {
   return absl::OkStatus();
 }
 
+// Rank 0's way to the others. The link is closed before the server, which waits
+// for it.
+struct OwnServer {
+  std::unique_ptr<control::ControlServer> server;
+  Link link;
+};
+
+absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous) {
+  absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
+  if (!ends.ok()) return ends.status();
+  absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
+      control::ControlServer::Start(rendezvous, std::move(ends->second));
+  if (!server.ok()) return server.status();
+  return OwnServer{*std::move(server), Link{std::move(ends->first)}};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline) {
   absl::Status status = CheckRendezvous(rendezvous);
   if (!status.ok()) return status;
-  std::unique_ptr<control::ControlServer> server;
-  absl::StatusOr<Link> link;  // closed before the server, which waits for it
+  OwnServer own;
   if (rendezvous.rank == 0) {
-    absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
-    if (!ends.ok()) return ends.status();
-    absl::StatusOr<std::unique_ptr<control::ControlServer>> started =
-        control::ControlServer::Start(rendezvous, std::move(ends->second));
+    absl::StatusOr<OwnServer> started = StartServer(rendezvous);
     if (!started.ok()) return started.status();
-    server = *std::move(started);
-    link = Link{std::move(ends->first)};
+    own = *std::move(started);
     const absl::StatusOr<Frame> answer =
-        control::Meet(rendezvous, deadline, *link);
+        control::Meet(rendezvous, deadline, own.link);
     if (!answer.ok()) return answer.status();
     status = control::Verdict(*answer);
     if (!status.ok()) return status;
   } else {
-    link = control::ConnectAndMeet(rendezvous, deadline);
+    absl::StatusOr<Link> link = control::ConnectAndMeet(rendezvous, deadline);
     if (!link.ok()) return link.status();
+    own.link = *std::move(link);
   }
-  auto plane = std::make_unique<TcpControlPlane>(rendezvous, std::move(server),
-                                                 *std::move(link));
+  auto plane = std::make_unique<TcpControlPlane>(
+      rendezvous, std::move(own.server), std::move(own.link));
   status = plane->StartReading();
   if (!status.ok()) return status;
   return plane;
 }
 
-absl::Status RefuseTcp(const TcpRendezvous& rendezvous,
-                       const absl::Status& reason,
-                       ControlPlane::Deadline deadline) {
-  const absl::Status status = CheckRendezvous(rendezvous);
-  if (!status.ok()) return status;
-  if (rendezvous.rank == 0) {
-    return absl::InvalidArgumentError(
-        "rank 0 refuses by not listening; wanted another rank");
+absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
+                           const absl::Status& reason,
+                           ControlPlane::Deadline deadline) {
+  if (rendezvous.rank != 0) {
+    return control::ConnectAndEndMeeting(rendezvous, reason, deadline).status();
   }
-  return control::ConnectAndEndMeeting(rendezvous, reason, deadline);
+  absl::StatusOr<OwnServer> own = StartServer(rendezvous);
+  if (!own.ok()) return own.status();
+  const absl::StatusOr<Frame> answer =
+      control::EndMeeting(rendezvous, reason, deadline, own->link);
+  return answer.ok() ? control::Verdict(*answer) : answer.status();
 }
 
 }  // namespace refit

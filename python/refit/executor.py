@@ -170,14 +170,18 @@ class Executor:
         self._functions = functions
         return self
 
-    def run(self, stream: Any = None, *, wait: bool = True, check: bool = False, dense: bool = False,
-            direct_multiprocessors: int = 0, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+    def run(self, stream: Any = None, *, tensors: Optional[Mapping[str, Any]] = None, wait: bool = True, check: bool = False,
+            dense: bool = False, direct_multiprocessors: int = 0, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """One refit; collective. Returns when the new weights are in place on all ranks, or, with `wait=False`, when
         all is enqueued: call `wait()` then.
 
         `stream` is a torch.cuda.Stream or a cudaStream_t as an int; default: torch's current stream. The interpreter's
         lock is free meanwhile. A tensor that moved since `bind` is an error before any byte moves. After an error the
         destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
+
+        `tensors`, as `bind` has them, are this rank's tensors now. Give them if something may have put new ones into their place,
+        as `load_state_dict(assign=True)` does: what is bound is kept alive and would be sent as it was. Then one that is not
+        bound is the same error as one that moved.
 
         `check`, the same on all ranks, compares digests of what all ranks hold after the refit, before post-hooks. A
         destination that does not hold what the source holds is DataLoss on all ranks, which names params and ranks.
@@ -194,8 +198,11 @@ class Executor:
         """
         if not 0 <= direct_multiprocessors < 2**32:
             raise InvalidArgument(f"direct_multiprocessors is {direct_multiprocessors}; wanted 0 or more, below 2**32")
-        self._core.run(self._stream(stream), [locate() for locate in self._locators], timeout, check, dense,
-                       direct_multiprocessors)
+        addresses = [locate() for locate in self._locators]
+        if tensors is not None:
+            addresses = [view(tensors[name]).address if name in tensors else address
+                         for name, address in zip(self._bound, addresses)]
+        self._core.run(self._stream(stream), addresses, timeout, check, dense, direct_multiprocessors)
         if wait:
             self.wait()
         return self

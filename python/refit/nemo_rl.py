@@ -91,7 +91,7 @@ class CheckpointEngine(base.CheckpointEngine):
         """One refit from this policy worker's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
         rank, meeting = self._met()
         self._rank = None
-        tensors = self._sender.take(weights)
+        tensors = self._sender.take(weights, rank, meeting)
         await asyncio.to_thread(self._sender.send, rank, meeting, tensors, *trainers.here(self._device))
         self._rank = rank
 

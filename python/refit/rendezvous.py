@@ -10,7 +10,7 @@ from refit import _core
 from refit._core import Rendezvous
 from refit.errors import InvalidArgument
 
-__all__ = ["Rendezvous", "from_environment", "from_process_group", "from_store", "from_unique_id", "tcp", "unique_id"]
+__all__ = ["Rendezvous", "end_meeting", "from_environment", "from_process_group", "from_store", "from_unique_id", "tcp", "unique_id"]
 
 
 def from_environment() -> Rendezvous:
@@ -41,6 +41,13 @@ def from_unique_id(id: bytes, rank: int, world_size: int) -> Rendezvous:
         raise InvalidArgument(f"the id is a {type(id).__name__}; wanted the bytes of refit.rendezvous.unique_id()")
     _check_numbers(rank, world_size)
     return Rendezvous.from_unique_id(bytes(id), rank, world_size)
+
+
+def end_meeting(id: bytes, reason: str, *, rank: int = 1, world_size: int = 2, timeout: float = 5.0) -> None:
+    """Ends a meeting that cannot succeed: all ranks that have come, or come in the next two seconds, fail with `reason`. For whoever has
+    the id and knows so; only the process that made it gives its `rank` 0 and the `world_size`. Raises FailedPrecondition if all ranks
+    have met already, Unavailable if nobody listens, DeadlineExceeded if rank 0 does not come within `timeout` seconds."""
+    from_unique_id(id, rank, world_size).end_meeting(reason, timeout)
 
 
 def from_store(store: Any, rank: int, world_size: int, key: str = "refit/unique_id") -> Rendezvous:

@@ -550,9 +550,10 @@ def init(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, s
 
 async def init_async(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], engine: int = 0, *,
                      check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    return await _ask(_client(llm), "init", timeout, plan=os.fspath(plan),
-                      meeting=meeting if isinstance(meeting, str) else meeting.hex(), engine=engine,
-                      check_backends=check_backends)
+    with workers.ending_the_meeting(meeting):
+        return await _ask(_client(llm), "init", timeout, plan=os.fspath(plan),
+                          meeting=meeting if isinstance(meeting, str) else meeting.hex(), engine=engine,
+                          check_backends=check_backends)
 
 
 def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:

@@ -79,14 +79,14 @@ class Sender(WeightTransferSender):
         torch.distributed.broadcast_object_list(meeting, src=0)
         self._meeting = meeting[0]
         assert self._meeting is not None
-        tensors = self._sender.take(pair for chunk in chunks for pair in zip(chunk.names, chunk.tensors))
+        tensors = self._sender.take((pair for chunk in chunks for pair in zip(chunk.names, chunk.tensors)), rank, self._meeting)
         device, stream = trainers.here(self._device)
 
         def own_part() -> None:
             self._sender.send(rank, self._meeting, tensors, device, stream)  # type: ignore[arg-type]
 
         if rank == 0:
-            await trainers.together_async(self._tell(self._meeting), own_part, self._options.timeout)
+            await trainers.together_async(self._tell(self._meeting), own_part, self._options.timeout, self._sender.give_up)
         else:
             await asyncio.to_thread(own_part)
 

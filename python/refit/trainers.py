@@ -12,7 +12,10 @@ from refit.errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArg
 from refit.executor import DeltaReport, Executor, join
 from refit.plan import Plan
 from refit.tensors import WRAPPER, local_part, view, words_view
-from refit.workers import GRACE_SECONDS
+from refit.workers import GRACE_SECONDS, end_meeting
+
+# How long a trainer's part may take once the engine's has failed. Most end by themselves: all ranks of a refit hear of an error.
+GIVE_UP_SECONDS = 5.0
 
 # Buffers of Megatron that training keeps for itself, though they are persistent.
 UNFED = ("local_tokens_per_expert",)
@@ -32,7 +35,7 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(module, (list, tuple)):
         module = [module]
     for chunk in module:
-        _refuse_other_places(chunk)
+        _refuse_unless_in_place(chunk)
     for chunk in module:
         # With overlap_param_gather an optimizer's step writes a part of the parameters. A hook of the next forward pass gathers the
         # others. It may be off now, as in a framework's first step.
@@ -55,9 +58,9 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
                 yield prefix + name, shard
 
 
-def _refuse_other_places(chunk: Any) -> None:
-    """Of a chunk with one of Megatron's wrappers: that its parameters have the values that it trains. Where they have not,
-    Megatron's gathering would do harm, so this comes first."""
+def _refuse_unless_in_place(chunk: Any) -> None:
+    """Refuses a Megatron chunk whose parameters do not hold the values that it trains. Gathering would damage these, so this comes
+    first."""
     config = getattr(chunk, "ddp_config", None)
     if config is None:
         return
@@ -118,6 +121,7 @@ class Sender:
         self._timeout, self._check, self._snapshot_on_host = timeout, check, snapshot_on_host
         self._executor: Optional[Executor] = None
         self._meeting: Optional[bytes] = None
+        self._joining: Optional[bytes] = None
         self._bound: dict[str, int] = {}
         self._dense = False
         self._planned: Optional[frozenset[str]] = None
@@ -135,13 +139,24 @@ class Sender:
         """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
         self._dense = True
 
-    def take(self, weights: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """The tensors that an iterator of a framework yields. If it fails no rank is left waiting."""
+    def take(self, weights: Iterable[tuple[str, Any]], rank: int, meeting: bytes) -> dict[str, Any]:
+        """The tensors that an iterator of a framework yields. If it fails no rank is left waiting: those that have met end with this
+        one, and a meeting of others ends."""
         try:
             return dict(weights)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if meeting != self._meeting:
+                end_meeting(meeting, f"rank {rank}: {error}", rank=rank, world_size=self.plan.world_size)
             raise
+
+    def give_up(self, error: BaseException) -> None:
+        """On another thread than `send`: ends what that waits in, because the engine failed."""
+        executor = self._executor
+        if executor is not None:
+            executor.interrupt()
+        elif self._joining is not None:
+            end_meeting(self._joining, f"the engine failed: {error}")
 
     def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False) -> None:
         """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. `bind`, the same on all ranks:
@@ -166,6 +181,7 @@ class Sender:
                 if bind:
                     self._executor.bind(tensors, changes=changes, timeout=self._timeout)
             else:
+                self._joining = meeting
                 self._executor = join(self.plan, rank, tensors, unique_id=meeting, device=device, changes=changes,
                                       snapshot_on_host=self._snapshot_on_host, timeout=self._timeout)
                 self._meeting, self._bound = meeting, addresses
@@ -198,18 +214,22 @@ class Sender:
             self._executor = None
 
 
-def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float) -> None:
+def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float, give_up: Callable[[BaseException], None]) -> None:
     """A trainer's own part of a collective, while a thread tells an engine's workers theirs, which have the same `timeout`.
+    `give_up` ends the own part, on that thread: it is called if the engine has failed and the own part does not end.
 
     Raises the error of the own part, which then also says that of the workers and has it as its cause; else theirs.
     """
     told: list[Optional[BaseException]] = []
+    done = threading.Event()
 
     def guarded() -> None:
         try:
             tell()
         except BaseException as error:
             told.append(error)
+            while not done.wait(GIVE_UP_SECONDS):
+                give_up(error)
         else:
             told.append(None)
 
@@ -220,16 +240,25 @@ def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: floa
         own_part()
     except Exception as error:
         failed = error
+    finally:
+        done.set()
     thread.join(min(timeout + GRACE_SECONDS, threading.TIMEOUT_MAX))
     _raise_either(failed, told, timeout)
 
 
-async def together_async(tell: Coroutine[Any, Any, Any], own_part: Callable[[], Any], timeout: float) -> None:
+async def together_async(tell: Coroutine[Any, Any, Any], own_part: Callable[[], Any], timeout: float,
+                         give_up: Callable[[BaseException], None]) -> None:
     """The same where a coroutine tells the workers; the own part is done on a thread."""
     telling = asyncio.ensure_future(tell)
+    own = asyncio.ensure_future(asyncio.to_thread(own_part))
     failed: Optional[Exception] = None
+    await asyncio.wait([telling, own], return_when=asyncio.FIRST_COMPLETED)
+    while not own.done() and telling.done() and (error := telling.exception()) is not None:
+        await asyncio.wait([own], timeout=GIVE_UP_SECONDS)
+        if not own.done():
+            await asyncio.to_thread(give_up, error)
     try:
-        await asyncio.to_thread(own_part)
+        await own
     except Exception as error:
         failed = error
     done, _ = await asyncio.wait([telling], timeout=timeout + GRACE_SECONDS)

@@ -72,14 +72,15 @@ class Updates:
         broadcast_object_list(meeting, from_process=0)
         told = self._meeting = meeting[0]
         assert told is not None
-        tensors = dict(trainers.live_shards(generation.model))
+        tensors = self._sender.take(trainers.live_shards(generation.model), rank, told)
         device, stream = trainers.here(str(accelerator.device))
 
         def own_part() -> None:
             self._sender.send(rank, told, tensors, device, stream)
 
         if rank == 0:
-            trainers.together(lambda: self._tell(generation.vllm_client.base_url, told), own_part, self._timeout)
+            trainers.together(lambda: self._tell(generation.vllm_client.base_url, told), own_part, self._timeout,
+                              self._sender.give_up)
         else:
             own_part()
 

@@ -87,10 +87,10 @@ class RefitCheckpointEngine(CheckpointEngine):
         """One refit from this trainer's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
         import asyncio
 
-        # Of DTensors bind compares the placements with the plan's, so they stay what they are.
-        tensors = self._sender.take(weights)
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
+        # Of DTensors bind compares the placements with the plan's, so they stay what they are.
+        tensors = self._sender.take(weights, self._rank, self._meeting)
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
         await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device), self._bind)
 

@@ -357,13 +357,13 @@ def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *,
          timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read. Of several engines
     `engine` is this one's number."""
-    with _needs_extension():
+    with workers.ending_the_meeting(meeting), _needs_extension():
         return checked(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
 
 
 async def init_async(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
                      timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    with _needs_extension():
+    with workers.ending_the_meeting(meeting), _needs_extension():
         return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
 
 
@@ -372,7 +372,9 @@ def _needs_extension() -> Iterator[None]:
     """vLLM says no more than that its worker has no such method."""
     try:
         yield
-    except (NotImplementedError, AttributeError) as error:
+    except Exception as error:
+        if "refit_init'" not in str(error):
+            raise
         raise FailedPrecondition(f'{error}: start vLLM with worker_extension_cls="refit.vllm.WorkerExtension"') from error
 
 

@@ -28,7 +28,7 @@ from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.trainers import addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
 from refit.vllm_client import update_by
-from refit.workers import make_whole
+from refit.workers import end_meeting, make_whole
 
 
 @dataclasses.dataclass
@@ -199,7 +199,11 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
     def _join(self) -> None:
         info = self._info
         plan = load_plan(info.plan)
-        tensors = self._tensors()
+        try:
+            tensors = self._tensors()
+        except BaseException as error:
+            end_meeting(info.meeting, f"rank {info.rank}: {error}", rank=info.rank, world_size=plan.world_size)
+            raise
         self._bound = addresses_of(tensors, info.changes or {})
         if isinstance(info.meeting, (str, bytes)):
             unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
@@ -250,9 +254,16 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
 
     def _together(self, tell: Callable[[], Any], own_part: Callable[[], Any]) -> None:
         if self.is_sender:
-            together(tell, own_part, self._info.timeout)
+            together(tell, own_part, self._info.timeout, self._give_up)
         else:
             own_part()
+
+    def _give_up(self, error: BaseException) -> None:
+        """On another thread: ends what the own part waits in, because the engine failed."""
+        if self.executor is not None:
+            self.executor.interrupt()
+        else:
+            end_meeting(self._info.meeting, f"the engine failed: {error}")
 
     def shutdown(self) -> None:
         if self.executor is not None:

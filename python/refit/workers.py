@@ -4,20 +4,17 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
+from refit import rendezvous
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
-from refit.rendezvous import from_unique_id
 
 # What a worker says of a request: {"rank", "state", "refits", "version", "delta", "error"}. "delta": its DeltaReport of the last
 # refit as a dict, or None.
 Reply = dict[str, Any]
-
-# How long a worker that a plan is not for tries to tell the others so, who may not listen yet.
-REFUSAL_SECONDS = 10.0
 
 # How long an answer of an engine is waited for, beyond what the work may take.
 GRACE_SECONDS = 60.0
@@ -67,18 +64,35 @@ def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters
                   job_side: Callable[[], str]) -> int:
     """The rank that `find` gives a worker of an engine of `ranks` ranks. If the plan is not for engines of its mesh it raises
     InvalidArgument, and ends the meeting of a unique id for all ranks: they would wait for ranks that nobody starts."""
-    rank = plan.world_size - 1  # to refuse as, if it is none
+    fits = plan.destination_ranks % ranks == 0  # else an engine is one too many, perhaps
     try:
         rank = find()
+        fits = False
         if plan.destination_ranks != ranks:  # several engines, or ones of a larger mesh
             _refuse_other_shapes(plan, rank, parameters)
     except InvalidArgument as error:
-        refusal = InvalidArgument(f"{error}\n{job_side()}")
-        if isinstance(meeting, bytes):
-            with contextlib.suppress(Error):
-                from_unique_id(meeting, rank, plan.world_size).refuse(str(refusal), REFUSAL_SECONDS)
-        raise refusal from None
+        if not fits:
+            end_meeting(meeting, str(error))
+        raise InvalidArgument(f"{error}\n{job_side()}") from None
     return rank
+
+
+def end_meeting(meeting: Any, reason: str, **place: int) -> None:
+    """Ends the meeting of a unique id for all ranks, if it can: what failed has an error of its own. `place`: as
+    `rendezvous.end_meeting` has it."""
+    if isinstance(meeting, (str, bytes)):
+        with contextlib.suppress(Error, ValueError):
+            rendezvous.end_meeting(bytes.fromhex(meeting) if isinstance(meeting, str) else meeting, reason, **place)
+
+
+@contextlib.contextmanager
+def ending_the_meeting(meeting: Any) -> Iterator[None]:
+    """While a driver has an engine join: if that fails its workers perhaps never come, and the others would wait for them."""
+    try:
+        yield
+    except Exception as error:
+        end_meeting(meeting, f"the engine failed: {error}")
+        raise
 
 
 def _refuse_other_shapes(plan: Plan, rank: int, parameters: Mapping[str, Any]) -> None:

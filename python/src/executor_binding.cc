@@ -324,8 +324,8 @@ void CastAndMark(std::optional<int> cuda_ordinal, uintptr_t stream,
   Check(status);
 }
 
-void Refuse(const TcpRendezvous& rendezvous, const std::string& reason,
-            double timeout) {
+void EndMeeting(const TcpRendezvous& rendezvous, const std::string& reason,
+                double timeout) {
   const auto limit =
       std::min<nanoseconds>(Timeout(timeout), std::chrono::hours(24));
   Signals signals;
@@ -333,8 +333,8 @@ void Refuse(const TcpRendezvous& rendezvous, const std::string& reason,
   {
     const nb::gil_scoped_release unlocked;
     const ScopedInterruption scope([&] { return signals.Poll(); });
-    status = RefuseTcp(rendezvous, absl::InvalidArgumentError(reason),
-                       std::chrono::steady_clock::now() + limit);
+    status = EndMeetingTcp(rendezvous, absl::InvalidArgumentError(reason),
+                           std::chrono::steady_clock::now() + limit);
   }
   signals.Rethrow();
   Check(status);
@@ -376,7 +376,7 @@ void BindExecutor(nb::module_& module) {
       .def_ro("port", &TcpRendezvous::port)
       .def_ro("rank", &TcpRendezvous::rank)
       .def_ro("world_size", &TcpRendezvous::world_size)
-      .def("refuse", &Refuse, nb::arg("reason"), nb::arg("timeout"));
+      .def("end_meeting", &EndMeeting, nb::arg("reason"), nb::arg("timeout"));
   nb::class_<RankExecutor>(module, "Executor")
       .def(nb::init<std::shared_ptr<PlanFile>, int32_t, std::optional<int>,
                     std::shared_ptr<LocalFabric>,

@@ -82,6 +82,21 @@ def test_an_executor_runs_again_with_new_weights(tiny_job, weights):
     assert repr(executors[2]) == "<refit.Executor rank 2 of 4 on cpu, bound>"
 
 
+def test_a_tensor_that_is_not_the_bound_one_is_refused(tiny_job, weights):
+    plan = refit.compile(tiny_job)
+    fabric, tensors = refit.LocalFabric(plan.world_size), worker_tensors(weights, plan)
+
+    def work(rank):
+        executor = refit.Executor(plan, rank, fabric=fabric).bind(tensors[rank], timeout=20)
+        executor.run(tensors=tensors[rank], timeout=20)
+        if rank == 1:
+            tensors[rank] = {name: tensor * 2 for name, tensor in tensors[rank].items()}
+        executor.run(tensors=tensors[rank], timeout=20)
+
+    errors = on_threads(plan.world_size, work)
+    assert "moved since Bind" in str(errors[1]) and all(errors), errors
+
+
 def test_a_run_says_how_many_multiprocessors_it_takes(tiny_job, weights):
     plan = refit.compile({**tiny_job, "options": {"direct_multiprocessors": 16}})
     tensors = worker_tensors(weights, plan)

@@ -21,18 +21,26 @@ def fail(error):
 forever = threading.Event().wait
 
 
-def together_async(tell, own_part, timeout):
+def never(_):
+    raise AssertionError("the own part ends by itself")
+
+
+def together_async(tell, own_part, timeout, give_up=never):
     async def told():
         await asyncio.sleep(3600 if tell is forever else 0)
         tell()
 
     async def both():
-        await refit.trainers.together_async(told(), own_part, timeout)
+        await refit.trainers.together_async(told(), own_part, timeout, give_up)
 
     asyncio.run(both())
 
 
-both = pytest.mark.parametrize("together", [refit.trainers.together, together_async])
+def together_on_a_thread(tell, own_part, timeout, give_up=never):
+    refit.trainers.together(tell, own_part, timeout, give_up)
+
+
+both = pytest.mark.parametrize("together", [together_on_a_thread, together_async])
 
 
 @both
@@ -57,6 +65,40 @@ def test_an_engine_that_does_not_answer_is_an_error(monkeypatch, together):
         together(forever, lambda: None, 0.5)
     with pytest.raises(Aborted, match="^rank 1 is gone$"):
         together(forever, lambda: fail(Aborted("rank 1 is gone")), 0.5)
+
+
+@both
+def test_trainers_do_not_wait_for_an_engine_that_failed(tiny_job, monkeypatch, together):
+    monkeypatch.setattr(refit.trainers, "GIVE_UP_SECONDS", 0.1)
+    plan = refit.compile(tiny_job)
+    meeting = refit.rendezvous.unique_id()
+    sender = refit.trainers.Sender(plan, timeout=60, check=False)
+    tensors = [{name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(rank).items()} for rank in range(2)]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        other = threads.submit(refit.join, plan, 1, tensors[1], unique_id=meeting, device="cpu", timeout=60)
+        with pytest.raises(Aborted, match="the meeting was ended: the engine failed: 404\nthe engine: RuntimeError: 404"):
+            together(lambda: fail(RuntimeError("404")), lambda: sender.send(0, meeting, tensors[0], "cpu", None), 60, sender.give_up)
+        with pytest.raises(Aborted, match="the meeting was ended: the engine failed: 404"):
+            other.result()
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_nobody_waits_for_a_trainer_whose_tensors_are_refused(tiny_job, refused):
+    plan = refit.compile(tiny_job)
+    meeting = refit.rendezvous.unique_id()
+    sender = refit.trainers.Sender(plan, timeout=60, check=False)
+
+    def shards():
+        yield "a", fail(ValueError("it is in fp8"))
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        others = [threads.submit(refit.join, plan, rank, {}, unique_id=meeting, device="cpu", timeout=60)
+                  for rank in range(plan.world_size) if rank != refused]
+        with pytest.raises(ValueError, match="^it is in fp8$"):
+            sender.take(shards(), refused, meeting)
+        for other in others:
+            with pytest.raises(Aborted, match=f"the meeting was ended: rank {refused}: it is in fp8"):
+                other.result()
 
 
 class Shard(np.ndarray):
@@ -179,7 +221,7 @@ def test_weights_that_fail_on_their_way_leave_no_rank_waiting(tiny_job, monkeypa
     executor = types.SimpleNamespace(run=lambda *_, **__: None, close=lambda: closed.append(True))
     monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: executor)
     sender = refit.trainers.Sender(plan, timeout=20, check=False)
-    sender.send(0, b"a", sender.take(shards_of(plan).items()), "cpu", None)
+    sender.send(0, b"a", sender.take(shards_of(plan).items(), 0, b"a"), "cpu", None)
     assert sender.joined and not closed
 
     def weights():
@@ -187,7 +229,7 @@ def test_weights_that_fail_on_their_way_leave_no_rank_waiting(tiny_job, monkeypa
         raise KeyError("b")
 
     with pytest.raises(KeyError):
-        sender.take(weights())
+        sender.take(weights(), 0, b"a")
     assert closed and not sender.joined
 
 

@@ -414,7 +414,15 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
     with concurrent.futures.ThreadPoolExecutor() as pool:
         joined = pool.submit(refit.join, wide, 0, arrays_of(wide, 0), unique_id=meeting, device="cpu", timeout=60)
         assert "the plan is for another mesh" in reply_to(meeting, tensor_parallel=2)
-        with pytest.raises(refit.Aborted, match="aborted by rank 1: the plan is for another mesh: of its rank 1"):
+        with pytest.raises(refit.Aborted, match="the meeting was ended: the plan is for another mesh: of its rank 1"):
+            joined.result()
+    # An engine that is one too many ends nobody's meeting.
+    meeting = refit.rendezvous.unique_id()
+    twice = refit.compile({"model": config, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm", "replicas": 2}})
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        joined = pool.submit(refit.join, twice, 0, arrays_of(twice, 0), unique_id=meeting, device="cpu", timeout=1)
+        assert "engine 2" in worker.refit_init(twice, meeting, engine=2)["error"]
+        with pytest.raises(refit.DeadlineExceeded, match="2 of 3 ranks did not come"):
             joined.result()
 
     worker.vllm_config.parallel_config = parallel(tensor_parallel_size=4, world_size=4)

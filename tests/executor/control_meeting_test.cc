@@ -267,41 +267,91 @@ TEST_F(ControlMeetingTest, InterruptionEndsTheMeetingOnAllRanks) {
   }
 }
 
-TEST_F(ControlMeetingTest, RankThatRefusesEndsTheMeeting) {
-  OnRanks({0, 2}, [&](int32_t rank) {
-    if (rank == 0) {
-      ExpectStatus(Connect(0, 3).status(), absl::StatusCode::kAborted,
-                   "aborted by rank 2: wrong mesh");
+absl::Status EndFor(const TcpRendezvous& rendezvous,
+                    Deadline deadline = Ample()) {
+  return EndMeetingTcp(rendezvous, absl::InvalidArgumentError("wrong mesh"),
+                       deadline);
+}
+
+constexpr char kEnded[] = "the meeting was ended: wrong mesh";
+
+TEST_F(ControlMeetingTest, EndedMeetingIsOverForThoseThatComeLater) {
+  const Deadline begun = std::chrono::steady_clock::now();
+  OnRanks({0, 1, 2, 3}, [&](int32_t rank) {
+    std::this_thread::sleep_for(rank * std::chrono::milliseconds(200));
+    if (rank == 1 || rank == 2) {
+      const absl::Status ended = EndFor(Rendezvous(rank, 5));
+      EXPECT_TRUE(ended.ok()) << ended;
     } else {
-      const absl::Status refused =
-          RefuseTcp(Rendezvous(2, 3),
-                    absl::InvalidArgumentError("wrong mesh"), Ample());
-      EXPECT_TRUE(refused.ok()) << refused;
+      ExpectStatus(Connect(rank, 5).status(), absl::StatusCode::kAborted,
+                   kEnded);
+    }
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+}
+
+TEST_F(ControlMeetingTest, RankZeroEndsTheMeeting) {
+  OnRanks({0, 1}, [&](int32_t rank) {
+    if (rank == 0) {
+      const absl::Status ended = EndFor(Rendezvous(0, 3));
+      EXPECT_TRUE(ended.ok()) << ended;
+    } else {
+      ExpectStatus(Connect(1, 3).status(), absl::StatusCode::kAborted, kEnded);
     }
   });
 }
 
-TEST_F(ControlMeetingTest, LastRankThatRefusesFailsTheFirstStep) {
+TEST_F(ControlMeetingTest, MeetingEndsBeforeRankZeroHasCome) {
   OnRanks({0, 1}, [&](int32_t rank) {
     if (rank == 1) {
-      const absl::Status refused =
-          RefuseTcp(Rendezvous(1, 2),
-                    absl::InvalidArgumentError("wrong mesh"), Ample());
-      EXPECT_TRUE(refused.ok()) << refused;
+      EXPECT_EQ(EndFor(Rendezvous(1, 3)), absl::OkStatus());
       return;
     }
-    auto plane = Connect(0, 2);
-    ASSERT_TRUE(plane.ok()) << plane.status();
-    (*plane)->BeginStep();
-    ExpectStatus((*plane)->AllGather("", "plans", Ample()).status(),
-                 absl::StatusCode::kAborted, "aborted by rank 1: wrong mesh");
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ExpectStatus(Connect(0, 3).status(), absl::StatusCode::kAborted, kEnded);
   });
 }
 
-TEST_F(ControlMeetingTest, RefusalEndsWhereNobodyListens) {
-  EXPECT_EQ(RefuseTcp(Rendezvous(1, 2), absl::InvalidArgumentError("no"),
-                      In(std::chrono::milliseconds(100)))
-                .code(),
+TEST_F(ControlMeetingTest, MeetingOfAllRanksGoesOn) {
+  MakeWorld(2);
+  ExpectStatus(EndFor(Rendezvous(1, 2)),
+               absl::StatusCode::kFailedPrecondition,
+               "all ranks have met already, so the meeting cannot be ended");
+  for (const Gathered& gathered :
+       GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {
+    EXPECT_EQ(Joined(gathered), "[of 0][of 1]");
+  }
+}
+
+TEST_F(ControlMeetingTest, RanksMeetAgainAfterAMeetingThatWasEnded) {
+  std::atomic<bool> ended = false;
+  OnRanks({0, 1, 2}, [&](int32_t rank) {
+    if (rank == 0) {
+      EXPECT_EQ(Connect(0, 3).status().code(), absl::StatusCode::kAborted);
+      ended = true;
+    } else if (rank == 1) {
+      EXPECT_EQ(EndFor(Rendezvous(1, 3)), absl::OkStatus());
+    }
+    while (!ended) std::this_thread::yield();
+    const auto plane = Connect(rank, 3);
+    EXPECT_TRUE(plane.ok()) << plane.status();
+  });
+}
+
+TEST_F(ControlMeetingTest, StrangersDoNotEndTheMeeting) {
+  OnRanks({0, 1}, [&](int32_t rank) {
+    if (rank == 1) {
+      TcpRendezvous other = Rendezvous(1, 2);
+      other.secret = "of another job's ranks";
+      EXPECT_EQ(EndFor(other).code(), absl::StatusCode::kPermissionDenied);
+    }
+    const auto plane = Connect(rank, 2);
+    EXPECT_TRUE(plane.ok()) << plane.status();
+  });
+}
+
+TEST_F(ControlMeetingTest, EndOfAMeetingSaysThatNobodyListens) {
+  EXPECT_EQ(EndFor(Rendezvous(1, 2), In(std::chrono::milliseconds(100))).code(),
             absl::StatusCode::kUnavailable);
 }
 

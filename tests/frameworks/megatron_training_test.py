@@ -287,7 +287,8 @@ def run_case_by_torchrun(options, family, mesh, _):
     """On each of torchrun's ranks. Those that the case does not need wait for the others."""
     rank, gpus = int(os.environ["RANK"]), torch.cuda.device_count()
     plan = plan_of((family, mesh), options, gpus)
-    directory = pathlib.Path(tempfile.gettempdir()) / f"refit-{os.environ['MASTER_PORT']}" / f"{family}, {mesh}"
+    run = f"refit-{os.environ['MASTER_PORT']}-{os.environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}"  # all are torchrun's children
+    directory = pathlib.Path(tempfile.gettempdir()) / run / f"{family}, {mesh}"
     directory.mkdir(parents=True, exist_ok=True)
     if rank < plan.world_size:
         torch.cuda.set_device(rank % gpus)

@@ -124,18 +124,20 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment();
 // or an address that is none), kPermissionDenied (another secret, at either
 // end), kFailedPrecondition (another version of this protocol; rank 0: a
 // unique id of another process), kResourceExhausted (rank 0: too few file
-// descriptors). A process that is refused does not end the meeting of the
-// others.
+// descriptors), kAborted (another rank gave up, or EndMeetingTcp was called). A
+// process that is refused does not end the meeting of the others.
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline);
 
-// Ends the meeting instead of coming to it, for a rank that knows before it has
-// an executor that it cannot take part: the others need not wait for it. Their
-// ConnectTcp fails with kAborted and `reason`; if all others had come, their
-// first step does. Returns when rank 0 has heard it. Errors: ConnectTcp's.
-absl::Status RefuseTcp(const TcpRendezvous& rendezvous,
-                       const absl::Status& reason,
-                       ControlPlane::Deadline deadline);
+// Ends a meeting that cannot succeed, for whoever knows so: a rank before it
+// has an executor, or what drives the ranks. The ConnectTcp of all that have
+// come, or come in the next two seconds, fails with kAborted and `reason`. Only
+// who is rank 0 gives its rank, and returns after these seconds at most; it has
+// to know `world_size`, too. Errors: ConnectTcp's; kFailedPrecondition, all
+// ranks have met already.
+absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
+                           const absl::Status& reason,
+                           ControlPlane::Deadline deadline);
 
 // A rank's way to the other ranks: its end of the control plane, or the place
 // where it has yet to meet them.
