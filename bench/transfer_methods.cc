@@ -9,6 +9,7 @@
 #include "executor/payload.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
+#include "plan/text/plan_view.h"
 
 namespace refit {
 namespace {
@@ -218,24 +219,27 @@ class CopyEngineBytesAlone : public TransferMethod {
   std::unique_ptr<DeviceEvent> start_;
 };
 
-// What `sender` sends `receiver`, tensor by tensor: the parts of the sender's
-// tensors that the plan moves between these two.
+// What `sender` sends `receiver`, tensor by tensor: the parts of tensors that
+// the plan moves between these two.
 std::vector<uint64_t> TensorParts(const PlanFile& plan, int32_t sender,
                                   int32_t receiver) {
   const fb::Body& body = plan.body();
   const fb::RankProgram& program =
       *body.programs()->Get(static_cast<uint32_t>(sender));
   std::vector<uint64_t> parts;
-  for (const fb::Message* message : *program.messages()) {
-    if (message->kind() != fb::MessageKind::kSend ||
-        static_cast<int32_t>(PeerOf(body, program, *message)) != receiver) {
+  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+    const fb::Message& message = *program.messages()->Get(i);
+    if (message.kind() != fb::MessageKind::kSend ||
+        static_cast<int32_t>(PeerOf(body, program, message)) != receiver) {
       continue;
     }
-    const fb::CopyList& list = *body.copy_lists()->Get(message->copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const fb::Copy& copy = *body.copies()->Get(c);
+    const SentCopies sent =
+        SentCopiesOf(body, static_cast<uint32_t>(sender), i);
+    const fb::RankProgram& packer = *body.programs()->Get(sent.packer);
+    for (const fb::Copy* sent_copy : sent.copies) {
+      const fb::Copy& copy = *sent_copy;
       const fb::Buffer& buffer =
-          *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
+          *body.buffers()->Get(packer.buffers()->Get(copy.buffer_slot()));
       uint64_t tensor_elements = 1;
       if (buffer.shape() != nullptr) {
         for (uint64_t extent : *buffer.shape()) tensor_elements *= extent;

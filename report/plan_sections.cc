@@ -323,7 +323,7 @@ void WriteRanks(const PlanFile& plan, DataWriter& data) {
 
 void WriteTraffic(const PlanFile& plan, DataWriter& data) {
   const fb::Body& body = plan.body();
-  const std::vector<uint64_t> payload = PayloadBytesByList(body);
+  const SendPayloads payloads(body);
   const auto end_of = [&](uint32_t rank) {
     return End{.side = plan.side(static_cast<int32_t>(rank)),
                .host = body.programs()->Get(rank)->host(),
@@ -339,11 +339,13 @@ void WriteTraffic(const PlanFile& plan, DataWriter& data) {
     } else {
       receivers[sender];
     }
-    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
-      if (message->kind() != fb::MessageKind::kSend) continue;
-      const End receiver = end_of(PeerOf(body, rank, *message));
+    const auto& messages = *body.programs()->Get(rank)->messages();
+    for (uint32_t position = 0; position < messages.size(); ++position) {
+      const fb::Message& message = *messages.Get(position);
+      if (message.kind() != fb::MessageKind::kSend) continue;
+      const End receiver = end_of(PeerOf(body, rank, message));
       receivers[receiver];
-      rows[sender][receiver] += payload[message->copies()];
+      rows[sender][receiver] += payloads.Bytes(rank, position);
     }
     const auto found = rows.find(sender);
     if (found != rows.end()) pairs += found->second.size();

@@ -14,8 +14,8 @@
 
 namespace refit::simulator {
 
-// The stacks of tensors of the sender that the message carries parts of, most
-// bytes first.
+// The stacks of tensors that the message carries parts of, as the rank that
+// packs them names them; most elements first.
 std::vector<std::string> TensorsOf(const PlanFile& plan,
                                    const Message& message);
 

@@ -173,15 +173,13 @@ void AddRounds(const Simulation& simulation, std::string& text) {
 std::vector<std::string> TensorsOf(const PlanFile& plan,
                                    const Message& message) {
   const fb::Body& body = plan.body();
-  const fb::RankProgram& program =
-      *body.programs()->Get(static_cast<uint32_t>(message.source));
-  const fb::CopyList& list = *body.copy_lists()->Get(
-      program.messages()->Get(message.position)->copies());
+  const SentCopies sent = SentCopiesOf(
+      body, static_cast<uint32_t>(message.source), message.position);
+  const fb::RankProgram& packer = *body.programs()->Get(sent.packer);
   std::map<uint32_t, uint64_t> elements;  // by entry of Body.buffers
-  for (uint32_t i = 0; i < list.count(); ++i) {
-    const fb::Copy& copy = *body.copies()->Get(list.begin() + i);
-    elements[program.buffers()->Get(copy.buffer_slot())] +=
-        CopyElements(body, copy);
+  for (const fb::Copy* copy : sent.copies) {
+    elements[packer.buffers()->Get(copy->buffer_slot())] +=
+        CopyElements(body, *copy);
   }
   std::vector<std::pair<uint64_t, uint32_t>> largest;
   for (const auto& [buffer, count] : elements)

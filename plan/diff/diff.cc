@@ -16,13 +16,13 @@ namespace {
 constexpr size_t kLinesPerRule = 20;
 
 uint64_t MovedBytes(const fb::Body& body) {
-  const std::vector<uint64_t> payload_bytes = PayloadBytesByList(body);
+  const SendPayloads payloads(body);
   uint64_t moved_bytes = 0;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     const auto& messages = *body.programs()->Get(rank)->messages();
     for (uint32_t i = 0; i < messages.size(); ++i) {
       if (messages.Get(i)->kind() == fb::MessageKind::kSend) {
-        moved_bytes += PayloadBytesOf(body, payload_bytes, rank, i);
+        moved_bytes += payloads.Bytes(rank, i);
       }
     }
   }

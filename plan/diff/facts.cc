@@ -7,7 +7,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "plan/scratch_windows.h"
-#include "plan/text/plan_view.h"
 
 namespace refit {
 
@@ -82,7 +81,7 @@ std::string NameTable::Text(absl::Span<const NameId> ids) const {
 }
 
 PlanFacts::PlanFacts(const PlanFile& plan, NameTable& names)
-    : plan_(plan), names_(names) {
+    : plan_(plan), names_(names), payloads_(plan.body()) {
   std::vector<std::vector<Residue>> param_weights;
   for (const fb::Param* param : *body().params()) {
     params_.push_back(names.Intern(*param));
@@ -130,7 +129,7 @@ MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
       .kind = message.kind(),
       .round = message.round(),
       .size_bytes = message.size_bytes(),
-      .payload_bytes = 0,
+      .payload_bytes = is_send ? payloads_.Bytes(rank, position) : 0,
       .staging_offset = message.staging_offset(),
       .fed_by_round = fed_by == nullptr ? -1 : int64_t{fed_by->round()},
       .content = {},
@@ -140,7 +139,6 @@ MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
         names_.weight(buffers_[program.buffers()->Get(part.slot)][part.tensor]);
     facts.content += weight * part.content;
     facts.packing += weight * part.packing;
-    facts.payload_bytes += part.bytes;
   }
   return facts;
 }

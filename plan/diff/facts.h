@@ -14,6 +14,7 @@
 #include "plan/diff/diff.h"
 #include "plan/diff/element_sum.h"
 #include "plan/plan_file.h"
+#include "plan/text/plan_view.h"
 
 namespace refit {
 
@@ -62,7 +63,7 @@ struct MessageFacts {
   fb::MessageKind kind = fb::MessageKind::kSend;
   uint32_t round = 0;
   uint64_t size_bytes = 0;
-  uint64_t payload_bytes = 0;
+  uint64_t payload_bytes = 0;  // of a send; 0 of a receive
   uint64_t staging_offset = 0;
   int64_t fed_by_round = -1;  // of a relay, in plans that say so
   Residue content;            // which elements of which tensors
@@ -109,6 +110,7 @@ class PlanFacts {
 
   const PlanFile& plan_;
   const NameTable& names_;
+  SendPayloads payloads_;
   std::vector<std::vector<NameId>> params_;
   std::vector<std::vector<NameId>> buffers_;
   std::vector<uint64_t> tensor_elements_;  // by buffer

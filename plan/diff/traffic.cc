@@ -140,7 +140,7 @@ struct Way {
 
 // What a pair's messages are together.
 struct PairTotals {
-  uint64_t payload_bytes = 0;  // of sends
+  uint64_t payload_bytes = 0;
   uint64_t sends = 0;
   uint64_t largest_bytes = 0;
   std::set<Way> ways;
@@ -155,8 +155,8 @@ PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
         IsDealt(body, message.round, message.src, message.dst);
     totals.ways.insert({is_dealt ? fb::Route::kPeer : round.route(),
                         round.mechanism(), is_dealt});
+    totals.payload_bytes += message.payload_bytes;
     if (message.kind == fb::MessageKind::kSend) {
-      totals.payload_bytes += message.payload_bytes;
       totals.sends += 1;
       totals.largest_bytes = std::max(totals.largest_bytes, message.size_bytes);
     } else {

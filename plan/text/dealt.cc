@@ -11,7 +11,7 @@ Dealt DealtOf(const PlanFile& plan) {
   Dealt dealt;
   if ((plan.plan().required_features() & kFeatureDealing) == 0) return dealt;
   const fb::Body& body = plan.body();
-  const std::vector<uint64_t> payload_bytes = PayloadBytesByList(body);
+  const SendPayloads payloads(body);
   std::set<int32_t> receivers;
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
@@ -23,7 +23,7 @@ Dealt DealtOf(const PlanFile& plan) {
       if (message.kind() != fb::MessageKind::kSend || !IsHeld(body, message)) {
         continue;
       }
-      bytes += PayloadBytesOf(body, payload_bytes, rank, position);
+      bytes += payloads.Bytes(rank, position);
       receivers.insert(static_cast<int32_t>(PeerOf(body, rank, message)));
     }
     if (bytes == 0) continue;

@@ -1,10 +1,24 @@
 #include "plan/text/plan_view.h"
 
+#include <limits>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
 
 namespace refit {
+namespace {
+
+uint64_t CopyBytes(const fb::Body& body, const fb::Copy& copy) {
+  return CopyElements(body, copy) *
+         static_cast<uint64_t>(DTypeBytes(copy.wire_dtype()));
+}
+
+bool IsHeldSend(const fb::Body& body, uint32_t rank, const fb::Message& send) {
+  return rank >= body.source_ranks() && IsHeld(body, send);
+}
+
+}  // namespace
 
 int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position) {
   if (dim.numbers() != nullptr) return dim.numbers()->Get(position);
@@ -85,41 +99,50 @@ uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
   return elements;
 }
 
-std::vector<uint64_t> PayloadBytesByList(const fb::Body& body) {
-  std::vector<uint64_t> payload_bytes(Length(body.copy_lists()));
-  for (uint32_t list = 0; list < payload_bytes.size(); ++list) {
-    const fb::CopyList& run = *body.copy_lists()->Get(list);
-    for (uint32_t i = 0; i < run.count(); ++i) {
-      const fb::Copy& copy = *body.copies()->Get(run.begin() + i);
-      payload_bytes[list] +=
-          CopyElements(body, copy) *
-          static_cast<uint64_t>(DTypeBytes(copy.wire_dtype()));
-    }
-  }
-  return payload_bytes;
-}
-
-uint64_t PayloadBytesOf(const fb::Body& body,
-                        const std::vector<uint64_t>& payload_bytes,
-                        uint32_t rank, uint32_t position) {
+SentCopies SentCopiesOf(const fb::Body& body, uint32_t rank,
+                        uint32_t position) {
   const fb::RankProgram& program = *body.programs()->Get(rank);
   const fb::Message& send = *program.messages()->Get(position);
-  if (rank < body.source_ranks() || !IsHeld(body, send)) {
-    return payload_bytes[send.copies()];
+  SentCopies sent = {.packer = rank, .copies = {}};
+  const fb::Message* packed = &send;
+  uint64_t begin = 0;
+  uint64_t size_bytes = std::numeric_limits<uint64_t>::max();
+  if (IsHeldSend(body, rank, send)) {
+    const fb::Message* fed_by = FedBy(program, position);
+    if (fed_by == nullptr) return sent;
+    packed = PartnerOf(
+        body, rank, static_cast<uint32_t>(fed_by - program.messages()->Get(0)));
+    if (packed == nullptr) return sent;
+    sent.packer = PeerOf(body, program, *fed_by);
+    begin = send.staging_offset() - fed_by->staging_offset();
+    size_bytes = send.size_bytes();
   }
-  const fb::Message* fed_by = FedBy(program, position);
-  if (fed_by == nullptr) return 0;
-  const fb::Message* packed = PartnerOf(
-      body, rank, static_cast<uint32_t>(fed_by - program.messages()->Get(0)));
-  if (packed == nullptr) return 0;
-  const uint64_t begin = send.staging_offset() - fed_by->staging_offset();
   const fb::CopyList& list = *body.copy_lists()->Get(packed->copies());
-  uint64_t bytes = 0;
   for (uint32_t i = 0; i < list.count(); ++i) {
-    const fb::Copy& copy = *body.copies()->Get(list.begin() + i);
-    if (copy.staging_offset() - begin >= send.size_bytes()) continue;
-    bytes += CopyElements(body, copy) *
-             static_cast<uint64_t>(DTypeBytes(copy.wire_dtype()));
+    const fb::Copy* copy = body.copies()->Get(list.begin() + i);
+    if (copy->staging_offset() - begin >= size_bytes) continue;
+    sent.copies.push_back(copy);
+  }
+  return sent;
+}
+
+SendPayloads::SendPayloads(const fb::Body& body)
+    : body_(body), by_list_(Length(body.copy_lists())) {
+  for (uint32_t list = 0; list < by_list_.size(); ++list) {
+    const fb::CopyList& run = *body.copy_lists()->Get(list);
+    for (uint32_t i = 0; i < run.count(); ++i) {
+      by_list_[list] += CopyBytes(body, *body.copies()->Get(run.begin() + i));
+    }
+  }
+}
+
+uint64_t SendPayloads::Bytes(uint32_t rank, uint32_t position) const {
+  const fb::Message& send =
+      *body_.programs()->Get(rank)->messages()->Get(position);
+  if (!IsHeldSend(body_, rank, send)) return by_list_[send.copies()];
+  uint64_t bytes = 0;
+  for (const fb::Copy* copy : SentCopiesOf(body_, rank, position).copies) {
+    bytes += CopyBytes(body_, *copy);
   }
   return bytes;
 }

@@ -44,14 +44,27 @@ std::string BoxText(const fb::Fragment& fragment);
 
 uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy);
 
-// Bytes that the copies of each of Body.copy_lists stage, without alignment
-// gaps.
-std::vector<uint64_t> PayloadBytesByList(const fb::Body& body);
-// Payload of the send `position` of `rank`, `payload_bytes` by list: of one
-// that deals out what its rank holds, what was packed of these bytes.
-uint64_t PayloadBytesOf(const fb::Body& body,
-                        const std::vector<uint64_t>& payload_bytes,
-                        uint32_t rank, uint32_t position);
+// The copies of which a send carries the bytes. A send that deals out has none
+// of its own: it carries a part of what another rank packed.
+struct SentCopies {
+  uint32_t packer = 0;  // the rank whose buffer slots the copies name
+  std::vector<const fb::Copy*> copies;
+};
+SentCopies SentCopiesOf(const fb::Body& body, uint32_t rank, uint32_t position);
+
+// Bytes that each send carries, without alignment gaps. The sum over all sends
+// of a plan is what the statistics call moved.
+class SendPayloads {
+ public:
+  // Keeps a reference to `body`.
+  explicit SendPayloads(const fb::Body& body);
+
+  uint64_t Bytes(uint32_t rank, uint32_t position) const;
+
+ private:
+  const fb::Body& body_;
+  std::vector<uint64_t> by_list_;  // ranks share lists
+};
 
 // The ranks that hold each of Body.buffers, ascending.
 std::vector<std::vector<int32_t>> HoldersByBuffer(const fb::Body& body);

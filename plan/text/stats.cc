@@ -13,7 +13,7 @@ namespace refit {
 namespace {
 
 Totals TotalsOf(const fb::Body& body) {
-  const std::vector<uint64_t> payload_bytes = PayloadBytesByList(body);
+  const SendPayloads payloads(body);
   Totals totals;
   totals.sent_bytes.resize(body.programs()->size());
   totals.received_bytes.resize(body.programs()->size());
@@ -34,8 +34,7 @@ Totals TotalsOf(const fb::Body& body) {
       }
       // Each message stands in two programs; it counts at its sender.
       if (message->kind() != fb::MessageKind::kSend) continue;
-      const uint64_t bytes =
-          PayloadBytesOf(body, payload_bytes, rank, position);
+      const uint64_t bytes = payloads.Bytes(rank, position);
       const uint32_t peer = PeerOf(body, rank, *message);
       totals.route_bytes[static_cast<size_t>(RouteBetween(body, rank, peer))] +=
           bytes;

@@ -225,7 +225,7 @@ std::vector<HookTuple> PostHooks(const PlanFile& plan, int32_t rank) {
 using PairBytes = std::tuple<int32_t, int32_t, uint64_t>;
 std::vector<PairBytes> TrafficOf(const PlanFile& plan) {
   const fb::Body& body = plan.body();
-  const std::vector<uint64_t> payload = PayloadBytesByList(body);
+  const SendPayloads payloads(body);
   std::map<std::pair<int32_t, int32_t>, uint64_t> bytes;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     const auto* messages = body.programs()->Get(rank)->messages();
@@ -234,7 +234,7 @@ std::vector<PairBytes> TrafficOf(const PlanFile& plan) {
       if (message.kind() != fb::MessageKind::kSend) continue;
       bytes[{static_cast<int32_t>(rank),
              static_cast<int32_t>(PeerOf(body, rank, message))}] +=
-          payload[message.copies()];
+          payloads.Bytes(rank, i);
     }
   }
   std::vector<PairBytes> pairs;

@@ -1,6 +1,7 @@
 import collections
 import json
 import os
+import pathlib
 import pickle
 import signal
 import stat
@@ -11,6 +12,9 @@ import warnings
 import pytest
 
 import refit
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+GOLDENS = EXAMPLES.parent / "tests" / "golden" / "jobs"
 
 
 def test_a_job_compiles_to_the_same_plan_from_file_dict_and_text(tiny_job, job_file):
@@ -224,6 +228,33 @@ def test_stats_and_traffic_agree(tiny_job):
     # Each source rank has half of the rows of each half of the columns.
     assert all(plan.traffic()[source, destination] >= 2 * 4 * (4 * 3) for source in (0, 1) for destination in (2, 3))
     assert str(plan.stats).startswith("ranks")
+
+
+@pytest.mark.parametrize("job", [EXAMPLES / "jobs" / "qwen3-4b-dp8-to-dp8.json",  # deals, since `deal` is "auto"
+                                 *(job for job in sorted(GOLDENS.glob("*.json")) if ".config" not in job.name)],
+                         ids=lambda job: job.stem)
+def test_traffic_adds_up_to_what_is_moved_with_and_without_dealing(job):
+    plan = refit.compile(job)
+    traffic = plan.traffic()
+    assert sum(traffic.values()) == plan.stats.moved_bytes == plan.verify().moved_bytes
+    assert all(traffic.values())
+
+
+@pytest.mark.parametrize("name, deal", [("tiny-dealt", "always"), ("tiny-dealt-relays", "relays")])
+def test_a_difference_has_the_bytes_of_each_pair_that_deals(name, deal):
+    dealing = (GOLDENS / f"{name}.json").read_text()
+    direct = dealing.replace(f'"deal": "{deal}"', '"deal": "never"')
+    assert direct != dealing
+    before, after = refit.compile(direct), refit.compile(dealing)
+    told = {}
+    for difference in before.diff(after).differences:
+        if difference["rule"] == "BYTES_CHANGED":
+            sizes = difference["text"].rpartition(": ")[2].removesuffix(" bytes").split(" -> ")
+            told.update({tuple(pair): tuple(map(int, sizes)) for pair in difference["pairs"]})
+    assert sum(to - of for of, to in told.values()) == after.stats.moved_bytes - before.stats.moved_bytes
+    sizes = {pair: (before.traffic().get(pair, 0), after.traffic().get(pair, 0))
+             for pair in {*before.traffic(), *after.traffic()}}
+    assert told == {pair: (a, b) for pair, (a, b) in sizes.items() if a != b}
 
 
 def test_verify_proves_and_tells_another_job(tiny_job):

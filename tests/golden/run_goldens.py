@@ -4,7 +4,7 @@
 usage: run_goldens.py BIN_DIR [small] [examples]      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
 jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json), its simulation,
-                  and for REPORTS the data of its page (refit-report --json)
+                  and for REPORTS the data of its page (refit-report --json); of all jobs, the page's traffic must add up
 errors/*.json     what refitc says of a wrong job; nothing may be written
 warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
@@ -160,7 +160,17 @@ class Goldens:
             data = json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)
             lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
             self.expect_of_job(job, "report.json", "{" + lines.replace("}, {", "},\n  {") + "}\n")
+        self.traffic(job)
         self.run("refit-run", self.plan, "--transport", "local", "--check")
+
+    def traffic(self, job):
+        """The page's matrix holds what the numbers call moved."""
+        moved = json.loads(self.run("refit-dump", self.plan, "--stats", "--json").stdout)["moved_bytes"]
+        matrix = json.loads(self.run("refit-report", self.plan, "--json").stdout)["traffic"]
+        runs = [token.partition("*") for row in matrix["row_of"] for token in matrix["rows"][row].split()]
+        told = sum(matrix["values"][int(value, 36)] * int(times or "1", 36) for value, _, times in runs)
+        if told != moved:
+            self.failed.append(f"jobs/{job.name}: refit-report tells who sends {told} of {moved} bytes")
 
     def error(self, job):
         self.plan.unlink(missing_ok=True)

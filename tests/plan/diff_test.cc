@@ -450,6 +450,21 @@ TEST(DiffTest, RouteOfAPairIsTraffic) {
             "  ROUTE_CHANGED 0 -> 3; 1 -> 2: peer -> network\n");
 }
 
+TEST(DiffTest, BytesOfAPairThatDealsAreTraffic) {
+  PlanSpec direct = DealtSpec();
+  direct.rounds.pop_back();
+  direct.programs[0].messages[1] = SendTo(2, 1, 2, 16, 16);
+  direct.programs[1].messages = {RecvFrom(0, 0, 1, 0, 16)};
+  direct.programs[1].relays.clear();
+  direct.programs[2].messages = {RecvFrom(0, 1, 1, 0, 16)};
+  const std::string text = TextOf(direct, DealtSpec());
+  EXPECT_EQ(text.substr(0, text.find("  SENDER_CHANGED")),
+            "traffic\n"
+            "  BYTES_CHANGED 0 -> 1: 16 -> 32 bytes\n"
+            "  BYTES_CHANGED 0 -> 2: 16 -> 0 bytes\n"
+            "  BYTES_CHANGED 1 -> 2: 0 -> 16 bytes\n");
+}
+
 TEST(DiffTest, MissingFillIsTraffic) {
   PlanSpec other = SampleSpec();
   other.programs[2].fills = 0;

@@ -87,6 +87,14 @@ TEST(ReportDataTest, TrafficHasThePayloadOfEachPair) {
             R"("row_of":[0,1],"rows":["2 1","1 2"])");
 }
 
+// The source sends rank 1 two halves of 16 bytes each. Rank 1 deals one to
+// rank 2.
+TEST(ReportDataTest, TrafficHasWhatARankDealsOut) {
+  ExpectHas(DataOf(DealtSpec()),
+            R"("senders":[0,1],"receivers":[1,2],"values":[0,16,32],)"
+            R"("row_of":[0,1],"rows":["2 0","0 1"])");
+}
+
 TEST(ReportDataTest, SaysWhatIsDealtAndWhatTheTimeGoesTo) {
   const std::string data = DataOf(DealtSpec());
   ExpectHas(data, R"("relayed":16,"dealt":16},"dealt":{"ranks":1,"busiest":1,)"
