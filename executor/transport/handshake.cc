@@ -35,10 +35,6 @@ std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
   if (a.stage != b.stage) {
     return differs("stage", StageName(a.stage), StageName(b.stage));
   }
-  if (a.format_version != b.format_version) {
-    return differs("format version", VersionText(a.format_version),
-                   VersionText(b.format_version));
-  }
   if (a.world_size != b.world_size) {
     return differs("world size", absl::StrCat(a.world_size),
                    absl::StrCat(b.world_size));
@@ -47,6 +43,12 @@ std::string RecordDifference(const HandshakeRecord& a, const HandshakeRecord& b,
       a.body_digest.high() != b.body_digest.high()) {
     return differs("plan digest", DigestText(a.body_digest),
                    DigestText(b.body_digest));
+  }
+  // Last: a plan has the lowest version that knows all it uses, so plans of two
+  // jobs differ in it too.
+  if (a.format_version != b.format_version) {
+    return differs("format version", VersionText(a.format_version),
+                   VersionText(b.format_version));
   }
   return "";
 }

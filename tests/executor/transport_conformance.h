@@ -163,6 +163,21 @@ TEST_P(TransportConformance, HandshakeNamesBothVersionsOfRanksThatDiffer) {
   }
 }
 
+TEST_P(TransportConformance, HandshakeNamesThePlansBeforeTheirVersions) {
+  MakeWorld(2);
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    HandshakeRecord record;
+    record.format_version = (1 << 16) + rank;
+    record.body_digest = fb::Digest(rank == 0 ? 5 : 6, 0);
+    return end(rank).Connect(record, {}, Ample());
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.message(),
+              "plan digest differs: 00000000000000000000000000000005 on rank "
+              "0, 00000000000000000000000000000006 on rank 1");
+  }
+}
+
 TEST_P(TransportConformance, RankThatIsNotReadyStopsAllOthers) {
   MakeWorld(2);
   const auto statuses = OnAllRanks([&](int32_t rank) {
