@@ -354,6 +354,8 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
   }
   connection.rank = rank;
   if (phase_ == Phase::kEnded) {
+    // The reason may be long: what a rank reads of a stranger is short.
+    SendAccepted(connection, transcript);
     TellEnded(connection);
     return true;
   }
@@ -473,7 +475,7 @@ void ControlServer::EndMeeting(const absl::Status& status,
   ended_until_ = Clock::now() + stay;
   told_.assign(world_size_, false);
   told_[0] = true;  // perhaps before it has proved itself
-  Refuse(*own_, ended_);
+  if (own_ != nullptr) Refuse(*own_, ended_);
   const std::vector<Connection*> have_come = std::exchange(
       by_rank_, std::vector<Connection*>(world_size_, nullptr));
   for (Connection* rank : have_come) {
@@ -606,8 +608,10 @@ void ControlServer::CloseWhenSent(Connection& connection) {
 void ControlServer::Lose(Connection& connection, const std::string& reason) {
   connection.over = true;
   const int32_t rank = connection.rank;
+  const bool is_own = &connection == own_;
+  if (is_own) own_ = nullptr;  // its address may be another's next
   if (connection.closing) return;
-  if (&connection == own_) return Close();
+  if (is_own) return Close();
   if (rank < 0) return;
   by_rank_[rank] = nullptr;  // in a meeting, it may come again
   if (phase_ != Phase::kMet || rank_gone_) return;

@@ -420,7 +420,9 @@ absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous) {
   absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
       control::ControlServer::Start(rendezvous, std::move(ends->second));
   if (!server.ok()) return server.status();
-  return OwnServer{*std::move(server), Link{std::move(ends->first)}};
+  OwnServer own{*std::move(server), Link{std::move(ends->first)}};
+  own.link.reader.set_payload_bytes_max(control::kPayloadBytesMax);  // no stranger
+  return own;
 }
 
 }  // namespace
@@ -454,7 +456,10 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
 absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
                            const absl::Status& reason,
                            ControlPlane::Deadline deadline) {
-  if (rendezvous.rank != 0) {
+  if (rendezvous.rank == 0) {
+    const absl::Status status = CheckRendezvous(rendezvous);
+    if (!status.ok()) return status;
+  } else {
     return control::ConnectAndEndMeeting(rendezvous, reason, deadline).status();
   }
   absl::StatusOr<OwnServer> own = StartServer(rendezvous);

@@ -180,8 +180,8 @@ class Executor:
         destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
 
         `tensors`, as `bind` has them, are this rank's tensors now. Give them if something may have put new ones into their place,
-        as `load_state_dict(assign=True)` does: what is bound is kept alive and would be sent as it was. Then one that is not
-        bound is the same error as one that moved.
+        as `load_state_dict(assign=True)` does: what is bound is kept alive and would be sent as it was. Then one that took a bound
+        one's place is the same error as one that moved.
 
         `check`, the same on all ranks, compares digests of what all ranks hold after the refit, before post-hooks. A
         destination that does not hold what the source holds is DataLoss on all ranks, which names params and ranks.

@@ -285,9 +285,10 @@ class Worker:
         if self.executor is not None:
             self.executor.close()
             self.executor = None
-        plan = Plan.load(request["plan"])
         place, engine = place_of(self._parallel), int(request.get("engine", 0))
         meeting = bytes.fromhex(request["meeting"])
+        with workers.ending_the_meeting(meeting):
+            plan = Plan.load(request["plan"])
         rank = workers.place_in_plan(
             plan, lambda: rank_in_plan(plan, place, engine),
             ranks=place.tensor_parallel * place.pipeline_parallel * place.data_parallel,
@@ -550,7 +551,7 @@ def init(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, s
 
 async def init_async(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], engine: int = 0, *,
                      check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    with workers.ending_the_meeting(meeting):
+    async with workers.ending_the_meeting_async(meeting):
         return await _ask(_client(llm), "init", timeout, plan=os.fspath(plan),
                           meeting=meeting if isinstance(meeting, str) else meeting.hex(), engine=engine,
                           check_backends=check_backends)

@@ -212,6 +212,7 @@ class Sender:
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+        self._joining = None
 
 
 def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float, give_up: Callable[[BaseException], None]) -> None:
@@ -253,7 +254,7 @@ async def together_async(tell: Coroutine[Any, Any, Any], own_part: Callable[[], 
     own = asyncio.ensure_future(asyncio.to_thread(own_part))
     failed: Optional[Exception] = None
     await asyncio.wait([telling, own], return_when=asyncio.FIRST_COMPLETED)
-    while not own.done() and telling.done() and (error := telling.exception()) is not None:
+    while not own.done() and telling.done() and (error := _error_of(telling)) is not None:
         await asyncio.wait([own], timeout=GIVE_UP_SECONDS)
         if not own.done():
             await asyncio.to_thread(give_up, error)
@@ -264,7 +265,11 @@ async def together_async(tell: Coroutine[Any, Any, Any], own_part: Callable[[], 
     done, _ = await asyncio.wait([telling], timeout=timeout + GRACE_SECONDS)
     if not done:
         telling.cancel()
-    _raise_either(failed, [telling.exception()] if done else [], timeout)
+    _raise_either(failed, [_error_of(telling)] if done else [], timeout)
+
+
+def _error_of(task: asyncio.Future[Any]) -> Optional[BaseException]:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def _raise_either(failed: Optional[Exception], told: list[Optional[BaseException]], timeout: float) -> None:

@@ -193,16 +193,18 @@ def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
 def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, model: Any, *, rank: int, device: Any,
                 engine: int = 0, check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is bound to a vLLM worker's live model."""
-    plan = load_plan(plan)
-    parallel = vllm_config.parallel_config
     meeting = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+    parallel = vllm_config.parallel_config
+    with workers.ending_the_meeting(meeting):
+        plan = load_plan(plan)
     place = workers.place_in_plan(
         plan, lambda: rank_in_plan(plan, parallel, rank, engine), ranks=parallel.world_size * parallel.data_parallel_size,
         parameters=tensors_of(model)[0], meeting=meeting, job_side=lambda: job_side(facts_of(vllm_config, model)))
-    if isinstance(meeting, bytes):
-        executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
-    else:
-        executor = Executor(plan, place, device=device, fabric=meeting)
+    with workers.ending_the_meeting(meeting):
+        if isinstance(meeting, bytes):
+            executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
+        else:
+            executor = Executor(plan, place, device=device, fabric=meeting)
     try:
         bind_worker(executor, vllm_config, model, check_backends=check_backends, timeout=timeout)
     except BaseException:
@@ -363,8 +365,9 @@ def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *,
 
 async def init_async(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
                      timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    with workers.ending_the_meeting(meeting), _needs_extension():
-        return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+    async with workers.ending_the_meeting_async(meeting):
+        with _needs_extension():
+            return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
 
 
 @contextlib.contextmanager

@@ -291,9 +291,13 @@ class Clients:
         self._each(lambda _, client: client.finish_weight_update(**version))
 
     def _each(self, call: Callable[[int, Any], Any]) -> None:
-        with concurrent.futures.ThreadPoolExecutor(max(1, len(self._clients))) as pool:
-            calls = [pool.submit(call, i, client) for i, client in enumerate(self._clients)]
-        failed = [(i, call.exception()) for i, call in enumerate(calls) if call.exception() is not None]
+        pool = concurrent.futures.ThreadPoolExecutor(max(1, len(self._clients)))
+        calls = [pool.submit(call, i, client) for i, client in enumerate(self._clients)]
+        concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
+        # The others may wait for the engine that failed: until the caller has ended that.
+        concurrent.futures.wait(calls, timeout=1)
+        pool.shutdown(wait=False)
+        failed = [(i, call.exception()) for i, call in enumerate(calls) if call.done() and call.exception() is not None]
         if failed:
             lines = "\n  ".join(f"engine {i}: {type(error).__name__}: {error}" for i, error in failed)
             raise RuntimeError(f"{len(failed)} of {len(calls)} engines failed\n  {lines}") from failed[0][1]

@@ -1,10 +1,11 @@
 """What the adapters' workers share: a worker's rank, how it binds, its reply, and the error that replies make."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from refit import rendezvous
@@ -87,11 +88,24 @@ def end_meeting(meeting: Any, reason: str, **place: int) -> None:
 
 @contextlib.contextmanager
 def ending_the_meeting(meeting: Any) -> Iterator[None]:
-    """While a driver has an engine join: if that fails its workers perhaps never come, and the others would wait for them."""
+    """While a driver or a worker has yet to join: if that fails, the others would wait for ranks that never come. Workers that
+    replied to a driver have ended it where they had to."""
     try:
         yield
     except Exception as error:
-        end_meeting(meeting, f"the engine failed: {error}")
+        if not getattr(error, "replies", None):
+            end_meeting(meeting, f"a worker could not join: {error}")
+        raise
+
+
+@contextlib.asynccontextmanager
+async def ending_the_meeting_async(meeting: Any) -> AsyncIterator[None]:
+    """The same, beside what else the event loop does."""
+    try:
+        yield
+    except Exception as error:
+        if not getattr(error, "replies", None):
+            await asyncio.to_thread(end_meeting, meeting, f"a worker could not join: {error}")
         raise
 
 

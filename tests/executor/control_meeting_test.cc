@@ -267,13 +267,20 @@ TEST_F(ControlMeetingTest, InterruptionEndsTheMeetingOnAllRanks) {
   }
 }
 
+// Longer than what a rank reads of a stranger.
+const std::string& WrongMesh() {
+  static const auto& text = *new std::string("wrong mesh" +
+                                             std::string(5000, '.'));
+  return text;
+}
+
 absl::Status EndFor(const TcpRendezvous& rendezvous,
                     Deadline deadline = Ample()) {
-  return EndMeetingTcp(rendezvous, absl::InvalidArgumentError("wrong mesh"),
+  return EndMeetingTcp(rendezvous, absl::InvalidArgumentError(WrongMesh()),
                        deadline);
 }
 
-constexpr char kEnded[] = "the meeting was ended: wrong mesh";
+std::string Ended() { return "the meeting was ended: " + WrongMesh(); }
 
 TEST_F(ControlMeetingTest, EndedMeetingIsOverForThoseThatComeLater) {
   const Deadline begun = std::chrono::steady_clock::now();
@@ -284,7 +291,7 @@ TEST_F(ControlMeetingTest, EndedMeetingIsOverForThoseThatComeLater) {
       EXPECT_TRUE(ended.ok()) << ended;
     } else {
       ExpectStatus(Connect(rank, 5).status(), absl::StatusCode::kAborted,
-                   kEnded);
+                   Ended());
     }
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
@@ -296,7 +303,7 @@ TEST_F(ControlMeetingTest, RankZeroEndsTheMeeting) {
       const absl::Status ended = EndFor(Rendezvous(0, 3));
       EXPECT_TRUE(ended.ok()) << ended;
     } else {
-      ExpectStatus(Connect(1, 3).status(), absl::StatusCode::kAborted, kEnded);
+      ExpectStatus(Connect(1, 3).status(), absl::StatusCode::kAborted, Ended());
     }
   });
 }
@@ -308,8 +315,13 @@ TEST_F(ControlMeetingTest, MeetingEndsBeforeRankZeroHasCome) {
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    ExpectStatus(Connect(0, 3).status(), absl::StatusCode::kAborted, kEnded);
+    ExpectStatus(Connect(0, 3).status(), absl::StatusCode::kAborted, Ended());
   });
+}
+
+TEST_F(ControlMeetingTest, RankZeroOfNoWorldEndsNothing) {
+  EXPECT_EQ(EndFor(Rendezvous(0, 0)).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(ControlMeetingTest, MeetingOfAllRanksGoesOn) {

@@ -131,10 +131,10 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
 
 // Ends a meeting that cannot succeed, for whoever knows so: a rank before it
 // has an executor, or what drives the ranks. The ConnectTcp of all that have
-// come, or come in the next two seconds, fails with kAborted and `reason`. Only
-// who is rank 0 gives its rank, and returns after these seconds at most; it has
-// to know `world_size`, too. Errors: ConnectTcp's; kFailedPrecondition, all
-// ranks have met already.
+// come, or come in the next two seconds, fails with kAborted and `reason`.
+// `rank` 0 is who listens as rank 0: it waits these seconds, and has to know
+// `world_size`. For all others any other rank will do. Errors: ConnectTcp's;
+// kFailedPrecondition, all ranks have met already.
 absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
                            const absl::Status& reason,
                            ControlPlane::Deadline deadline);
