@@ -416,6 +416,13 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
         assert "the plan is for another mesh" in reply_to(meeting, tensor_parallel=2)
         with pytest.raises(refit.Aborted, match="the meeting was ended: the plan is for another mesh: of its rank 1"):
             joined.result()
+    # Nor for one whose worker has no plan.
+    meeting = refit.rendezvous.unique_id()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        joined = pool.submit(refit.join, wide, 0, arrays_of(wide, 0), unique_id=meeting, device="cpu", timeout=60)
+        assert "none.refit" in worker.refit_init("none.refit", meeting)["error"]
+        with pytest.raises(refit.Aborted, match="the meeting was ended: a worker could not join: .*none.refit"):
+            joined.result()
     # An engine that is one too many ends nobody's meeting.
     meeting = refit.rendezvous.unique_id()
     twice = refit.compile({"model": config, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm", "replicas": 2}})
