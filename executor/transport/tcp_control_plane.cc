@@ -456,12 +456,11 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
 absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
                            const absl::Status& reason,
                            ControlPlane::Deadline deadline) {
-  if (rendezvous.rank == 0) {
-    const absl::Status status = CheckRendezvous(rendezvous);
-    if (!status.ok()) return status;
-  } else {
+  if (rendezvous.rank != 0) {
     return control::ConnectAndEndMeeting(rendezvous, reason, deadline).status();
   }
+  const absl::Status status = CheckRendezvous(rendezvous);
+  if (!status.ok()) return status;
   absl::StatusOr<OwnServer> own = StartServer(rendezvous);
   if (!own.ok()) return own.status();
   const absl::StatusOr<Frame> answer =

@@ -86,15 +86,19 @@ def end_meeting(meeting: Any, reason: str, **place: int) -> None:
             rendezvous.end_meeting(bytes.fromhex(meeting) if isinstance(meeting, str) else meeting, reason, **place)
 
 
+def _end_after(error: Exception, meeting: Any) -> None:
+    """Unless workers replied, who have ended it where they had to."""
+    if not getattr(error, "replies", None):
+        end_meeting(meeting, f"a worker could not join: {error}")
+
+
 @contextlib.contextmanager
 def ending_the_meeting(meeting: Any) -> Iterator[None]:
-    """While a driver or a worker has yet to join: if that fails, the others would wait for ranks that never come. Workers that
-    replied to a driver have ended it where they had to."""
+    """While a driver or a worker has yet to join: if that fails, the others would wait for ranks that never come."""
     try:
         yield
     except Exception as error:
-        if not getattr(error, "replies", None):
-            end_meeting(meeting, f"a worker could not join: {error}")
+        _end_after(error, meeting)
         raise
 
 
@@ -104,8 +108,7 @@ async def ending_the_meeting_async(meeting: Any) -> AsyncIterator[None]:
     try:
         yield
     except Exception as error:
-        if not getattr(error, "replies", None):
-            await asyncio.to_thread(end_meeting, meeting, f"a worker could not join: {error}")
+        await asyncio.to_thread(_end_after, error, meeting)
         raise
 
 
