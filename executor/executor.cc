@@ -557,7 +557,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   in_flight_ = (in_flight ? in_flight_ : 0) + 1;
   if (!status.ok()) {
     options_.transport->Abort(status);
-    enqueuer_->AwaitQuantizing(stream);
+    enqueuer_->AwaitOwnStreams(stream);
     // What was enqueued before ends first, so that the caller may free memory.
     (void)options_.transport->Wait();
     return WithRank(status, options_.rank);
@@ -621,7 +621,8 @@ absl::Status Executor::PrepareCheck(Deadline deadline) {
   absl::Status made;
   if (bound_->check == nullptr) {
     absl::StatusOr<std::unique_ptr<StateCheck>> check = StateCheck::Create(
-        plan_, options_.rank, *schedule_, *options_.device, bound_->entries);
+        plan_, options_.rank, *schedule_, *options_.device, bound_->entries,
+        ListArrivals(plan_, options_.rank, *schedule_, bound_->peers));
     made = check.status();
     if (check.ok()) bound_->check = *std::move(check);
   }

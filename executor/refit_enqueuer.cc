@@ -120,6 +120,7 @@ absl::Status RefitEnqueuer::CreateStreams() {
 }
 
 void RefitEnqueuer::Bind(BoundRounds rounds, bool together) {
+  check_ = nullptr;
   DropGraph();
   if (together) replays_ = false;
   rounds_ = std::move(rounds);
@@ -148,13 +149,12 @@ absl::Status RefitEnqueuer::RecordRounds() {
   is_recorded_ = true;
   recorded_multiprocessors_ = direct_multiprocessors_;
   // The refit before may have been a checked one.
+  check_ = nullptr;
   Choose(/*digests_scratch=*/false);
   const uint64_t drops = graph_->Drops();
   transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
-      device_.Record([&](Stream recorded) {
-        return EnqueueRounds(recorded, /*check=*/nullptr);
-      });
+      device_.Record([&](Stream recorded) { return EnqueueRounds(recorded); });
   const absl::Status on_wire = transport_.EndRecording();
   recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph), drops);
@@ -162,12 +162,9 @@ absl::Status RefitEnqueuer::RecordRounds() {
 }
 
 absl::Status RefitEnqueuer::EnqueueBatches(absl::Span<const size_t> batches,
-                                           Stream stream,
-                                           const uint32_t* unless,
-                                           uint32_t multiprocessors_max) {
+                                           Stream stream) {
   for (const size_t batch : batches) {
-    absl::Status status =
-        rounds_.copies->Enqueue(batch, stream, unless, multiprocessors_max);
+    absl::Status status = rounds_.copies->Enqueue(batch, stream);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -175,7 +172,8 @@ absl::Status RefitEnqueuer::EnqueueBatches(absl::Span<const size_t> batches,
 
 absl::Status RefitEnqueuer::Enqueue(Stream stream,
                                     const RefitOptions& options) {
-  StateCheck* const check = options.check;
+  check_ = options.check;
+  unpacked_ = nullptr;
   counters_ = {};
   direct_multiprocessors_ = options.direct_multiprocessors;
   kind_ = options.kind;
@@ -201,17 +199,17 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
     status.Update(move_timer_->Start(stream));
     if (!status.ok()) return status;
   }
-  // What is recorded digests no scratch. All ranks decide alike, whether they
-  // have scratch or not.
-  const bool digests_scratch = check != nullptr && check->DigestsScratch();
-  Choose(digests_scratch);
-  if (*capturing || !records_ || !replays_ || digests_scratch) {
-    status = EnqueueRounds(stream, check);
+  // What is recorded digests nothing. All ranks decide alike.
+  Choose(check_ != nullptr && check_->DigestsScratch());
+  if (check_ != nullptr) status.Update(check_->Begin(stream));
+  if (!status.ok()) return status;
+  if (*capturing || !records_ || !replays_ || check_ != nullptr) {
+    status = EnqueueRounds(stream);
   } else {
     status = Replay(stream);
   }
   if (batches != nullptr) status.Update(move_timer_->Stop(stream));
-  if (status.ok() && check != nullptr) status = check->EnqueueTensors(stream);
+  if (status.ok() && check_ != nullptr) status = check_->End(stream);
   if (batches != nullptr && status.ok()) {
     status.Update(keep_timer_->Start(stream));
     status.Update(EnqueueBatches(batches->after, stream));
@@ -231,6 +229,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
     if (Fence* const fence = transport_.fence()) fence->Withdraw();
     return status;
   }
+  check_ = nullptr;
   CountMessages();
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
 }
@@ -264,13 +263,16 @@ absl::Status RefitEnqueuer::Replay(Stream stream) {
   return status;
 }
 
-void RefitEnqueuer::AwaitQuantizing(Stream stream) {
+void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
   for (const QuantizeEvents& events : quantize_events_) {
     (void)events.done->Await(stream);
   }
+  if (StateCheck* const check = std::exchange(check_, nullptr)) {
+    check->Await(stream);
+  }
 }
 
-absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
+absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
   quantizes_enqueued_ = 0;
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
@@ -279,13 +281,14 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
   const size_t merged_count = layout == nullptr ? 0 : layout->rounds.size();
   size_t merged = 0;
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
-    status.Update(EnqueueQuantizes(i, stream, check));
+    status.Update(EnqueueQuantizes(i, stream));
     if (!status.ok()) return status;
     if (merged < merged_count && layout->rounds[merged].begin == i) {
       const ProfilerRange range(events_[i].range_text);
       status = EnqueueMerged(merged, stream);
-      if (!status.ok()) return status;
       i = layout->rounds[merged++].end - 1;
+      if (status.ok()) status = EnqueueDigests(ArrivalsUntil(i), stream);
+      if (!status.ok()) return status;
       continue;
     }
     const RoundWork& work = schedule_.rounds()[i];
@@ -295,9 +298,10 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream, StateCheck* check) {
     status = work.mechanism == fb::Mechanism::kDirect
                  ? EnqueueDirect(i, stream)
                  : EnqueueStaged(i, stream);
+    if (status.ok()) status = EnqueueDigests(ArrivalsUntil(i), stream);
     if (!status.ok()) return status;
   }
-  status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream, check));
+  status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream));
   if (status.ok() && pulls_) status = EnqueuePulls(stream);
   status.Update(JoinStreams(stream));
   return status;
@@ -353,7 +357,7 @@ absl::Status RefitEnqueuer::AwaitLaunch(size_t launch, Stream stream) {
 // scratch and peers' reads of it come before a point of the caller's stream,
 // like what comes into scratch; unpacking has a stream of its own.
 absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
-                                             Stream stream, StateCheck* check) {
+                                             Stream stream) {
   const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
   absl::Status status;
   while (quantizes_enqueued_ < launches.size() &&
@@ -373,8 +377,8 @@ absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
     }
     status.Update(rounds_.copies->Enqueue(
         BatchOf(launches[quantizes_enqueued_].batch), quantize));
-    if (check != nullptr) {
-      status.Update(check->EnqueueScratch(quantizes_enqueued_, quantize));
+    if (check_ != nullptr) {
+      status.Update(check_->EnqueueScratch(quantizes_enqueued_, quantize));
     }
     status.Update(events.done->Record(quantize));
     ++quantizes_enqueued_;
@@ -636,6 +640,7 @@ absl::Status RefitEnqueuer::EnqueueExchange(
     if (!status.ok()) return status;
     status.Update(EnqueueBatch(UnpackBatch(of.round), unpack));
     status.Update(of.events.unpacked->Record(unpack));
+    unpacked_ = of.events.unpacked.get();
     if (is_timed_) measured.unpack_span = SpanSince(start);
     counters_.unpack_seconds += SecondsSince(start);
   }
@@ -663,17 +668,23 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   if (!ends.await_grants.empty()) {
     status.Update(fence.AwaitGrants(ends.await_grants, stream));
   }
-  if (ends.moves && status.ok()) {
-    const uint32_t multiprocessors =
-        work.route == fb::Route::kLocal ? 0 : direct_multiprocessors_;
-    status.Update(
-        kind_ == RefitKind::kPlain
-            ? rounds_.copies->Enqueue(BatchOf(*work.move_batch), stream,
-                                      fence.aborted(), multiprocessors)
-            : EnqueueBatches(kind_ == RefitKind::kDelta
-                                 ? rounds_.delta.delta.moves[round]
-                                 : rounds_.delta.dense.moves[round],
-                             stream, fence.aborted(), multiprocessors));
+  if (check_ != nullptr && check_->reports(round).IsStepped()) {
+    const StepReports& reports = check_->reports(round);
+    for (uint32_t step = 0; step < kDirectSteps && status.ok(); ++step) {
+      if (ends.moves) status = EnqueueMoves(round, step, stream);
+      if (!reports.targets.empty() && status.ok()) {
+        status = fence.Progress(reports.targets, stream);
+      }
+      if (!reports.origins.empty() && status.ok()) {
+        status = fence.AwaitFinishes(reports.origins, stream);
+      }
+      // Behind the last one others may still have to finish.
+      if (step + 1 < kDirectSteps && status.ok()) {
+        status = EnqueueDigests(ArrivalsUntil(round, step), stream);
+      }
+    }
+  } else if (ends.moves && status.ok()) {
+    status = EnqueueMoves(round, /*step=*/std::nullopt, stream);
   }
   if (!ends.finish.empty() && status.ok()) {
     status.Update(fence.Finish(ends.finish, stream));
@@ -687,6 +698,38 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
                                                   status.message()));
+}
+
+absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
+                                         std::optional<uint32_t> step,
+                                         Stream stream) {
+  const RoundWork& work = schedule_.rounds()[round];
+  const uint32_t* const aborted = transport_.fence()->aborted();
+  uint32_t multiprocessors = 0;
+  if (work.route != fb::Route::kLocal) {
+    multiprocessors = direct_multiprocessors_ > 0 ? direct_multiprocessors_
+                      : check_ != nullptr         ? kBesideDigests
+                                                  : 0;
+  }
+  const std::vector<size_t> batches =
+      kind_ == RefitKind::kPlain   ? std::vector{BatchOf(*work.move_batch)}
+      : kind_ == RefitKind::kDelta ? rounds_.delta.delta.moves[round]
+                                   : rounds_.delta.dense.moves[round];
+  for (const size_t batch : batches) {
+    const absl::Status status =
+        step.has_value()
+            ? rounds_.copies->EnqueueStep(batch, *step, stream, aborted,
+                                          multiprocessors)
+            : rounds_.copies->Enqueue(batch, stream, aborted, multiprocessors);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RefitEnqueuer::EnqueueDigests(size_t arrivals, Stream stream) {
+  return check_ == nullptr
+             ? absl::OkStatus()
+             : check_->EnqueueArrived(arrivals, stream, unpacked_);
 }
 
 absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {

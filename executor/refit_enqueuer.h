@@ -92,9 +92,9 @@ class RefitEnqueuer {
   // Whether what staged rounds sent and received was coded as it should be.
   // Requires: the refits that were enqueued are over on this rank.
   absl::Status CheckCoding();
-  // Makes `stream` wait for the quantizing that an Enqueue which failed began:
-  // it has a stream of its own.
-  void AwaitQuantizing(Stream stream);
+  // Makes `stream` wait for the quantizing and the digests that an Enqueue
+  // which failed began: these have streams of their own.
+  void AwaitOwnStreams(Stream stream);
 
   // Of the last Enqueue.
   const RunCounters& counters() const { return counters_; }
@@ -130,16 +130,12 @@ class RefitEnqueuer {
   absl::Status RecordRounds();
   // Launches the graph; records it first where this rank alone bound anew.
   absl::Status Replay(Stream stream);
-  // `check`, unless null, digests scratch.
-  absl::Status EnqueueRounds(Stream stream, StateCheck* check);
-  absl::Status EnqueueBatches(absl::Span<const size_t> batches, Stream stream,
-                              const uint32_t* unless = nullptr,
-                              uint32_t multiprocessors_max = 0);
+  absl::Status EnqueueRounds(Stream stream);
+  absl::Status EnqueueBatches(absl::Span<const size_t> batches, Stream stream);
   absl::Status ForkStreams(Stream stream);
   absl::Status JoinStreams(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
-  absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream,
-                                StateCheck* check);
+  absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream);
   // The last quantize launch of the refit, up to `launch`.
   std::optional<size_t> LastLaunch(size_t launch) const;
   // Makes `stream` wait for the launches up to `launch`.
@@ -172,6 +168,12 @@ class RefitEnqueuer {
   std::optional<size_t> UnpackBatch(size_t round) const;
   absl::Status EnqueueBatch(std::optional<size_t> batch, Stream stream);
   absl::Status EnqueueDirect(size_t round, Stream stream);
+  // What this rank moves in a direct round, or a step of it.
+  absl::Status EnqueueMoves(size_t round, std::optional<uint32_t> step,
+                            Stream stream);
+  // Has the check digest what is whole after so many arrivals, up to a round
+  // that is enqueued.
+  absl::Status EnqueueDigests(size_t arrivals, Stream stream);
   // Calls visit(operation, number of its first in the schedule) for what the
   // rounds of the schedule from `round` on gave the transport as one. Returns
   // the next round.
@@ -229,6 +231,8 @@ class RefitEnqueuer {
   absl::Status recorded_;                  // how that went
 
   size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued
+  StateCheck* check_ = nullptr;          // likewise; null: digests nothing
+  DeviceEvent* unpacked_ = nullptr;      // likewise: the last one of a round
   uint32_t direct_multiprocessors_ = 0;  // of the last refit
   const BatchChoice* choice_ = nullptr;  // likewise; null: the schedule's
   bool pulls_ = false;                   // likewise: destinations read sources

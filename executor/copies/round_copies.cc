@@ -13,6 +13,7 @@
 #include "executor/copies/pulled_quantizes.h"
 #include "executor/copies/tensor_box.h"
 #include "executor/direct_ends.h"
+#include "executor/direct_steps.h"
 #include "plan/vector_length.h"
 
 namespace refit {
@@ -34,7 +35,8 @@ class RoundCopiesBuilder {
         staging_entry_(tensors.size()),
         staging_(staging),
         peers_(peers),
-        joins_rounds_(joins_rounds) {
+        joins_rounds_(joins_rounds),
+        has_steps_(HasDirectSteps(plan)) {
     result_.table.assign(tensors.begin(), tensors.end());
     result_.table.push_back(staging);
     for (const auto& [peer, memory] : peers.mapped) {
@@ -669,8 +671,15 @@ class RoundCopiesBuilder {
     const int32_t world_size = plan_.world_size();
     const auto link =
         static_cast<uint32_t>((peer - rank_ + world_size) % world_size);
-    return AddDirectCopies(push ? here : other, push ? other : here, link,
-                           batch);
+    const MessageEnd& send = push ? here : other;
+    const MessageEnd& recv = push ? other : here;
+    const size_t first_copy = batch.copies.size();
+    const absl::Status status = AddDirectCopies(send, recv, link, batch);
+    if (status.ok() && has_steps_) {
+      CutBySteps(DirectSteps(plan_, send.rank, recv.rank, work.index),
+                 recv.first_entry, first_copy, batch);
+    }
+    return status;
   }
 
   // One end of a message: the rank's tensors and where they begin in the table
@@ -749,6 +758,7 @@ class RoundCopiesBuilder {
   std::byte* const staging_;
   const PeerTensors& peers_;
   const bool joins_rounds_;
+  const bool has_steps_;
   std::map<int32_t, uint64_t> peer_begin_;  // in the table
   RoundCopies result_;
 };

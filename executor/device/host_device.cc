@@ -58,6 +58,11 @@ class HostPreparedCopies : public PreparedCopies {
       }
       for (size_t i = 0; i < batch.copies.size(); ++i) {
         const StridedCopy& copy = batch.copies[i];
+        std::vector<uint32_t>& steps = batch.kind == CopyKind::kDigest
+                                           ? digest_steps_
+                                       : IsDelta(batch.kind) ? delta_steps_
+                                                             : copy_steps_;
+        steps.push_back(copy.step);
         const auto loops = absl::MakeConstSpan(batch.loops)
                                .subspan(copy.loops_begin, copy.loops_count);
         if (batch.kind == CopyKind::kDigest) {
@@ -80,9 +85,35 @@ class HostPreparedCopies : public PreparedCopies {
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless,
                        uint32_t) override {
     if (unless != nullptr && *unless != 0) return absl::OkStatus();
+    RunCopies(batch, [](uint32_t) { return true; });
+    RunOthers(batch);
+    return absl::OkStatus();
+  }
+
+  absl::Status EnqueueStep(size_t batch, uint32_t step, Stream,
+                           const uint32_t* unless, uint32_t) override {
+    if (unless != nullptr && *unless != 0) return absl::OkStatus();
+    RunCopies(batch, [&](uint32_t of) { return of == step; });
+    if (step == 0) RunOthers(batch);
+    return absl::OkStatus();
+  }
+
+ private:
+  // Those of the steps that `takes` names.
+  template <typename Takes>
+  void RunCopies(size_t batch, const Takes& takes) {
     for (size_t i = batch_begin_[batch]; i < batch_begin_[batch + 1]; ++i) {
-      RunHostCopy(copies_[i], table_.data());
+      if (takes(copy_steps_[i])) RunHostCopy(copies_[i], table_.data());
     }
+    for (size_t i = digest_begin_[batch]; i < digest_begin_[batch + 1]; ++i) {
+      if (takes(digest_steps_[i])) RunHostDigest(digests_[i], table_.data());
+    }
+    for (size_t i = delta_begin_[batch]; i < delta_begin_[batch + 1]; ++i) {
+      if (takes(delta_steps_[i])) RunHostDelta(deltas_[i], table_.data());
+    }
+  }
+
+  void RunOthers(size_t batch) {
     for (size_t i = quantize_begin_[batch]; i < quantize_begin_[batch + 1];
          ++i) {
       RunHostQuantize(quantizes_[i], table_.data());
@@ -90,22 +121,17 @@ class HostPreparedCopies : public PreparedCopies {
     for (size_t i = apply_begin_[batch]; i < apply_begin_[batch + 1]; ++i) {
       RunHostApply(applies_[i], table_.data());
     }
-    for (size_t i = digest_begin_[batch]; i < digest_begin_[batch + 1]; ++i) {
-      RunHostDigest(digests_[i], table_.data());
-    }
-    for (size_t i = delta_begin_[batch]; i < delta_begin_[batch + 1]; ++i) {
-      RunHostDelta(deltas_[i], table_.data());
-    }
-    return absl::OkStatus();
   }
 
- private:
   std::vector<std::byte*> table_;
   std::vector<HostCopy> copies_;
   std::vector<HostQuantize> quantizes_;
   std::vector<HostApply> applies_;
   std::vector<HostDigest> digests_;
   std::vector<HostDelta> deltas_;
+  std::vector<uint32_t> copy_steps_;
+  std::vector<uint32_t> digest_steps_;
+  std::vector<uint32_t> delta_steps_;
   // Into copies_, quantizes_, applies_, digests_ and deltas_; one more than
   // batches.
   std::vector<size_t> batch_begin_;

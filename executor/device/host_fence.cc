@@ -112,6 +112,11 @@ absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> targets, void*) {
       fence_.AwaitGrants(targets, kOnlyStep, FenceEnd::Deadline::max()));
 }
 
+absl::Status HostFence::Progress(absl::Span<const int32_t> targets, void*) {
+  fence_.Progress(targets, kOnlyStep);
+  return absl::OkStatus();
+}
+
 absl::Status HostFence::Finish(absl::Span<const int32_t> targets, void*) {
   fence_.Finish(targets, kOnlyStep);
   return absl::OkStatus();

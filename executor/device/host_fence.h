@@ -28,6 +28,7 @@ class HostFence : public DeviceFence {
 
   absl::Status Grant(absl::Span<const int32_t> origins, void*) override;
   absl::Status AwaitGrants(absl::Span<const int32_t> targets, void*) override;
+  absl::Status Progress(absl::Span<const int32_t> targets, void*) override;
   absl::Status Finish(absl::Span<const int32_t> targets, void*) override;
   absl::Status AwaitFinishes(absl::Span<const int32_t> origins, void*) override;
   void Withdraw() override { fence_.Withdraw(); }

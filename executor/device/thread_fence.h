@@ -67,6 +67,7 @@ class ThreadFence {
   // and this rank has to Leave.
   std::optional<int32_t> AwaitGrants(Peers targets, uint64_t step,
                                      FenceEnd::Deadline deadline);
+  void Progress(Peers targets, uint64_t step) { Signal(targets, step); }
   void Finish(Peers targets, uint64_t step);
   // The origin that did not come: this rank has to Leave.
   std::optional<int32_t> AwaitFinishes(Peers origins, uint64_t step,

@@ -1,5 +1,6 @@
 #include "executor/digest/rank_digest.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -10,12 +11,61 @@ namespace refit {
 namespace {
 
 constexpr size_t kZeroBatch = 0;
-constexpr size_t kDigestBatch = 1;
+constexpr size_t kBesideBatch = 1;  // beside rounds
+constexpr size_t kLastBatch = 2;
 
 uint64_t SumModuloP(const DigestSum& sum) {
   // 2^64 is 8 mod p.
   return DigestReduced(DigestFold(sum.low) +
                        DigestReduced(DigestReduced(sum.high) * 8));
+}
+
+// After how many arrivals what `copy` reads is whole.
+size_t BeginsAfter(const StridedCopy& copy, absl::Span<const CopyLoop> loops,
+                   const Arrivals& arrivals) {
+  uint64_t last = copy.from.entry;
+  for (const CopyLoop& loop : loops) {
+    last += (loop.extent - 1) * loop.from.entries;
+  }
+  const auto begin = arrivals.digested_after.begin();
+  return *std::max_element(begin + static_cast<ptrdiff_t>(copy.from.entry),
+                           begin + static_cast<ptrdiff_t>(last) + 1);
+}
+
+// Moves to `beside` what need not wait for the last arrival, step by step.
+// Returns after how many arrivals each step begins.
+std::vector<size_t> TakeArrived(const Arrivals& arrivals, CopyBatch& last,
+                                CopyBatch& beside) {
+  std::vector<size_t> of_copy;
+  std::map<size_t, uint32_t> steps;
+  for (const StridedCopy& copy : last.copies) {
+    of_copy.push_back(
+        BeginsAfter(copy,
+                    absl::MakeConstSpan(last.loops)
+                        .subspan(copy.loops_begin, copy.loops_count),
+                    arrivals));
+    if (of_copy.back() < arrivals.count) steps[of_copy.back()];
+  }
+  std::vector<size_t> begins_after;
+  for (auto& [after, step] : steps) {
+    step = static_cast<uint32_t>(begins_after.size());
+    begins_after.push_back(after);
+  }
+  beside.kind = last.kind;
+  beside.share = DeviceShare::kHalf;
+  beside.loops = last.loops;
+  CopyBatch kept = last;
+  kept.copies.clear();
+  kept.digests.clear();
+  for (size_t i = 0; i < last.copies.size(); ++i) {
+    const auto step = steps.find(of_copy[i]);
+    CopyBatch& batch = step == steps.end() ? kept : beside;
+    batch.copies.push_back(last.copies[i]);
+    if (step != steps.end()) batch.copies.back().step = step->second;
+    batch.digests.push_back(last.digests[i]);
+  }
+  last = std::move(kept);
+  return begins_after;
 }
 
 }  // namespace
@@ -28,12 +78,18 @@ StateDigest& StateDigest::operator+=(const StateDigest& other) {
 
 absl::StatusOr<std::unique_ptr<RankDigest>> RankDigest::Create(
     const PlanFile& plan, int32_t rank, Device& device,
-    absl::Span<std::byte* const> addresses, std::vector<DigestBox> boxes) {
+    absl::Span<std::byte* const> addresses, std::vector<DigestBox> boxes,
+    const Arrivals* arrivals) {
   std::unique_ptr<RankDigest> made(new RankDigest(device, std::move(boxes)));
-  std::vector<CopyBatch> batches(2);
+  std::vector<CopyBatch> batches(3);
   const uint64_t sums_entry = addresses.size();
   AppendDigests(plan, TensorTable(plan, rank), made->boxes_, sums_entry,
-                made->parts_, batches[kDigestBatch]);
+                made->parts_, batches[kLastBatch]);
+  if (arrivals != nullptr) {
+    made->begins_after_ =
+        TakeArrived(*arrivals, batches[kLastBatch], batches[kBesideBatch]);
+    made->begins_after_.push_back(arrivals->count);
+  }
   const uint64_t sums_bytes = made->parts_.size() * sizeof(DigestSum);
   CopyBatch& zero = batches[kZeroBatch];
   zero.kind = CopyKind::kZero;
@@ -65,8 +121,31 @@ absl::StatusOr<std::unique_ptr<RankDigest>> RankDigest::Create(
 
 absl::Status RankDigest::Enqueue(Stream stream) {
   absl::Status status = batches_->Enqueue(kZeroBatch, stream);
-  if (status.ok()) status = batches_->Enqueue(kDigestBatch, stream);
+  if (status.ok()) status = batches_->Enqueue(kBesideBatch, stream);
+  if (status.ok()) status = batches_->Enqueue(kLastBatch, stream);
   return status;
+}
+
+absl::Status RankDigest::Restart(Stream stream) {
+  enqueued_ = 0;
+  return batches_->Enqueue(kZeroBatch, stream);
+}
+
+bool RankDigest::IsDue(size_t arrivals) const {
+  return enqueued_ < begins_after_.size() &&
+         begins_after_[enqueued_] <= arrivals;
+}
+
+absl::Status RankDigest::EnqueueArrived(size_t arrivals, Stream stream) {
+  for (; IsDue(arrivals); ++enqueued_) {
+    const absl::Status status =
+        enqueued_ + 1 < begins_after_.size()
+            ? batches_->EnqueueStep(kBesideBatch,
+                                    static_cast<uint32_t>(enqueued_), stream)
+            : batches_->Enqueue(kLastBatch, stream);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<uint64_t>> RankDigest::Read() {

@@ -1,4 +1,5 @@
-// RankDigest: one rank's digests, ready to be taken again and again.
+// RankDigest: one rank's digests, ready to be taken again and again, all at
+// once or beside a refit.
 #ifndef REFIT_EXECUTOR_DIGEST_RANK_DIGEST_H_
 #define REFIT_EXECUTOR_DIGEST_RANK_DIGEST_H_
 
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/digest/arrivals.h"
 #include "executor/digest/digest_parts.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
@@ -20,10 +22,12 @@ namespace refit {
 class RankDigest {
  public:
   // `addresses`: of the rank's tensors, by entry of its TensorTable. Their
-  // memory, plan and device must outlive the result.
+  // memory, plan and device must outlive the result. `arrivals`, unless null:
+  // for EnqueueArrived.
   static absl::StatusOr<std::unique_ptr<RankDigest>> Create(
       const PlanFile& plan, int32_t rank, Device& device,
-      absl::Span<std::byte* const> addresses, std::vector<DigestBox> boxes);
+      absl::Span<std::byte* const> addresses, std::vector<DigestBox> boxes,
+      const Arrivals* arrivals = nullptr);
 
   const std::vector<DigestBox>& boxes() const { return boxes_; }
   const std::vector<DigestPart>& parts() const { return parts_; }
@@ -31,7 +35,18 @@ class RankDigest {
   // Enqueues the digests of what the tensors hold when `stream` comes to this
   // point.
   absl::Status Enqueue(Stream stream);
-  // The sum of each part, of the last Enqueue, whose stream is at its end.
+
+  // The same in parts, beside a refit: first Restart, then EnqueueArrived until
+  // all have arrived.
+  absl::Status Restart(Stream stream);
+  // Whether some part that was not enqueued is whole after so many arrivals.
+  bool IsDue(size_t arrivals) const;
+  // Enqueues these. They take a part of a GPU, but those that all have to
+  // arrive for.
+  absl::Status EnqueueArrived(size_t arrivals, Stream stream);
+
+  // The sum of each part, of the digests enqueued last. Their stream is at its
+  // end.
   absl::StatusOr<std::vector<uint64_t>> Read();
 
  private:
@@ -41,6 +56,10 @@ class RankDigest {
   Device& device_;
   const std::vector<DigestBox> boxes_;
   std::vector<DigestPart> parts_;
+  // By step of the batch of digests: after how many arrivals it may begin,
+  // ascending. The last step is a batch of its own.
+  std::vector<size_t> begins_after_;
+  size_t enqueued_ = 0;                   // steps, since Restart
   std::unique_ptr<DeviceMemory> sums_;    // DigestSum by part
   std::unique_ptr<DeviceStream> stream_;  // that reads them
   std::unique_ptr<PreparedCopies> batches_;

@@ -32,8 +32,13 @@ absl::Status Damaged(size_t rank) {
 
 absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-    Device& device, absl::Span<std::byte* const> addresses) {
-  std::unique_ptr<StateCheck> check(new StateCheck(plan));
+    Device& device, absl::Span<std::byte* const> addresses, Arrivals arrivals) {
+  // A host's thread would keep its peers waiting meanwhile.
+  if (device.IsHost()) {
+    std::fill(arrivals.digested_after.begin(), arrivals.digested_after.end(),
+              arrivals.count);
+  }
+  std::unique_ptr<StateCheck> check(new StateCheck(plan, std::move(arrivals)));
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
   std::map<size_t, size_t> launch_of;  // by slot of scratch
   for (size_t launch = 0; launch < schedule.quantizes().size(); ++launch) {
@@ -55,18 +60,57 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
       of_launches[launch->second].push_back(std::move(box));
     }
   }
-  const auto create = [&](std::vector<DigestBox> boxes) {
-    return RankDigest::Create(plan, rank, device, addresses, std::move(boxes));
+  absl::Status status;
+  const auto make = [&](auto& target, auto made) {
+    if (made.ok()) target = *std::move(made);
+    status.Update(made.status());
   };
-  auto tensors = create(std::move(of_tensors));
-  if (!tensors.ok()) return tensors.status();
-  check->tensors_ = *std::move(tensors);
+  make(check->tensors_,
+       RankDigest::Create(plan, rank, device, addresses, std::move(of_tensors),
+                          &check->arrivals_));
   for (std::vector<DigestBox>& boxes : of_launches) {
-    auto scratch = create(std::move(boxes));
-    if (!scratch.ok()) return scratch.status();
-    check->scratch_.push_back(*std::move(scratch));
+    make(check->scratch_.emplace_back(),
+         RankDigest::Create(plan, rank, device, addresses, std::move(boxes)));
   }
+  make(check->stream_, device.CreateStream());
+  make(check->arrived_, device.CreateEvent());
+  make(check->digested_, device.CreateEvent());
+  if (!status.ok()) return status;
   return check;
+}
+
+absl::Status StateCheck::Begin(Stream stream) {
+  absl::Status status = arrived_->Record(stream);
+  status.Update(arrived_->Await(stream_->get()));
+  status.Update(tensors_->Restart(stream_->get()));
+  status.Update(tensors_->EnqueueArrived(0, stream_->get()));
+  return status;
+}
+
+absl::Status StateCheck::EnqueueArrived(size_t arrivals, Stream stream,
+                                        DeviceEvent* unpacked) {
+  if (arrivals >= arrivals_.count || !tensors_->IsDue(arrivals)) {
+    return absl::OkStatus();
+  }
+  absl::Status status = arrived_->Record(stream);
+  status.Update(arrived_->Await(stream_->get()));
+  if (unpacked != nullptr) status.Update(unpacked->Await(stream_->get()));
+  status.Update(tensors_->EnqueueArrived(arrivals, stream_->get()));
+  return status;
+}
+
+absl::Status StateCheck::End(Stream stream) {
+  absl::Status status = arrived_->Record(stream);
+  status.Update(arrived_->Await(stream_->get()));
+  status.Update(tensors_->EnqueueArrived(arrivals_.count, stream_->get()));
+  status.Update(digested_->Record(stream_->get()));
+  status.Update(digested_->Await(stream));
+  return status;
+}
+
+void StateCheck::Await(Stream stream) {
+  (void)digested_->Record(stream_->get());
+  (void)digested_->Await(stream);
 }
 
 bool StateCheck::DigestsScratch() const {

@@ -2,8 +2,8 @@
 // source holds.
 //
 //   each rank    digests the regions that it holds        on its device:
-//                in its tensors behind the last round, in scratch when that is
-//                quantized
+//                a source beside the rounds, a destination what has arrived
+//                beside later rounds, scratch when that is quantized
 //   all to 0     a sum for each region                    sources' parts add up
 //   0 to all     which destination ranks' regions differ
 //   only if any: the same again by param, so that the error can name these
@@ -34,15 +34,29 @@ namespace refit {
 
 class StateCheck {
  public:
-  // As RankDigest::Create. `schedule`: of the rank.
+  // As RankDigest::Create. `schedule`: of the rank. `arrivals`: ListArrivals'.
   static absl::StatusOr<std::unique_ptr<StateCheck>> Create(
       const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-      Device& device, absl::Span<std::byte* const> addresses);
+      Device& device, absl::Span<std::byte* const> addresses,
+      Arrivals arrivals);
 
-  // Enqueues the digests of the rank's tensors, behind its last round.
-  absl::Status EnqueueTensors(Stream stream) {
-    return tensors_->Enqueue(stream);
+  // What the rank tells and hears in a round of its schedule while it is
+  // checked.
+  const StepReports& reports(size_t round) const {
+    return arrivals_.reports[round];
   }
+  // Tensors are digested on a stream of the check's own, beside the refit on
+  // `stream`: first Begin, then EnqueueArrived as they come, then End, from
+  // where on `stream` may change them.
+  absl::Status Begin(Stream stream);
+  // Enqueues what is whole after so many arrivals, behind what `stream` and
+  // `unpacked`, unless null, have come to. What all have to arrive for is left
+  // to End.
+  absl::Status EnqueueArrived(size_t arrivals, Stream stream,
+                              DeviceEvent* unpacked);
+  absl::Status End(Stream stream);
+  // Makes `stream` wait for what was enqueued of a refit that failed.
+  void Await(Stream stream);
   // Whether any rank quantizes, so that scratch is digested between rounds.
   bool DigestsScratch() const;
   // Enqueues the digests of the scratch of quantize launch `launch`, behind it.
@@ -70,8 +84,10 @@ class StateCheck {
     std::vector<uint32_t> not_compared;  // params
   };
 
-  explicit StateCheck(const PlanFile& plan)
-      : plan_(plan), regions_(RegionsOf(plan)) {}
+  StateCheck(const PlanFile& plan, Arrivals arrivals)
+      : plan_(plan),
+        arrivals_(std::move(arrivals)),
+        regions_(RegionsOf(plan)) {}
 
   // A part of the rank, with its sum.
   struct PartSum {
@@ -91,7 +107,11 @@ class StateCheck {
       absl::Span<const std::string> by_rank) const;
 
   const PlanFile& plan_;
+  const Arrivals arrivals_;
   const std::vector<DigestRegion> regions_;
+  std::unique_ptr<DeviceStream> stream_;  // of tensors' digests
+  std::unique_ptr<DeviceEvent> arrived_;
+  std::unique_ptr<DeviceEvent> digested_;
   std::unique_ptr<RankDigest> tensors_;               // the worker's
   std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize launch
   std::vector<std::string> not_compared_;

@@ -54,6 +54,7 @@ class LocalTransport : public Transport, private Fence {
  private:
   absl::Status Grant(absl::Span<const int32_t> origins, void*) override;
   absl::Status AwaitGrants(absl::Span<const int32_t> targets, void*) override;
+  absl::Status Progress(absl::Span<const int32_t> targets, void*) override;
   absl::Status Finish(absl::Span<const int32_t> targets, void*) override;
   absl::Status AwaitFinishes(absl::Span<const int32_t> origins, void*) override;
   void Withdraw() override { fence_.Withdraw(); }
@@ -131,6 +132,12 @@ absl::Status LocalTransport::Grant(absl::Span<const int32_t> origins, void*) {
 absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> targets,
                                          void*) {
   return LeaveDirect(fence_.AwaitGrants(targets, step_, deadline_));
+}
+
+absl::Status LocalTransport::Progress(absl::Span<const int32_t> targets,
+                                      void*) {
+  fence_.Progress(targets, step_);
+  return absl::OkStatus();
 }
 
 absl::Status LocalTransport::Finish(absl::Span<const int32_t> targets, void*) {

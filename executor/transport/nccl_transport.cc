@@ -155,6 +155,9 @@ class NcclTransport : public Transport, private Fence {
                            Stream s) override {
     return Outcome(links_.fence->AwaitGrants(targets, s));
   }
+  absl::Status Progress(absl::Span<const int32_t> targets, Stream s) override {
+    return Outcome(links_.fence->Progress(targets, s));
+  }
   absl::Status Finish(absl::Span<const int32_t> targets, Stream s) override {
     return Outcome(links_.fence->Finish(targets, s));
   }

@@ -345,6 +345,49 @@ TEST_P(DeviceConformance, CopiesOnFewMultiprocessorsAreExact) {
   }
 }
 
+// Long rows and short ones, two of each step, on all multiprocessors and beside
+// digests.
+TEST_P(DeviceConformance, StepsOfABatchAreEnqueuedAlone) {
+  constexpr uint64_t kRows = 300;
+  const std::vector<uint32_t> steps = {2, 0, 5, 2, 0, 5};
+  const std::vector<uint64_t> row_bytes = {4096, 4096, 4096, 24, 24, 24};
+  for (const uint32_t multiprocessors : {0u, 2u, kBesideDigests}) {
+    SCOPED_TRACE(multiprocessors);
+    std::vector<std::unique_ptr<DeviceMemory>> memory;
+    std::vector<std::byte*> table;
+    std::vector<Bytes> from, to;
+    CopyBatch batch;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      from.push_back(RandomBytes(kRows * row_bytes[i]));
+      to.push_back(RandomBytes(kRows * row_bytes[i]));
+      for (const Bytes* bytes : {&from.back(), &to.back()}) {
+        memory.push_back(Upload(*bytes));
+        table.push_back(memory.back()->data());
+      }
+      StridedCopy& copy = batch.copies.emplace_back();
+      copy.from = {2 * i, 0, DType::kUint8};
+      copy.to = {2 * i + 1, 0, DType::kUint8};
+      copy.loops_begin = static_cast<uint32_t>(batch.loops.size());
+      copy.loops_count = 1;
+      copy.link = static_cast<uint32_t>(i % 2);
+      copy.step = steps[i];
+      batch.loops.push_back({kRows * row_bytes[i], {0, 1}, {0, 1}});
+    }
+    auto prepared = device_->Prepare(table, {&batch, 1});
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    for (const uint32_t step : {1u, 2u, 5u, 0u, 9u}) {
+      ASSERT_TRUE((*prepared)
+                      ->EnqueueStep(0, step, kStream, nullptr, multiprocessors)
+                      .ok());
+      for (size_t i = 0; i < steps.size(); ++i) {
+        if (steps[i] == step) to[i] = from[i];
+        EXPECT_TRUE(Download(*memory[2 * i + 1]) == to[i])
+            << "copy " << i << " after step " << step;
+      }
+    }
+  }
+}
+
 TEST_P(DeviceConformance, BatchesOfOnePreparationRunAlone) {
   auto tensor = Upload(Bytes(64, std::byte{1}));
   auto staging = Upload(Bytes(64, std::byte{2}));

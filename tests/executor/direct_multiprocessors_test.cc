@@ -51,14 +51,24 @@ class NotingDevice : public HostDevice {
           copies_(std::move(copies)) {}
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
                          uint32_t multiprocessors_max) override {
-      if (copies_[batch]) {
-        std::lock_guard lock(device_.mutex_);
-        device_.noted_.insert(multiprocessors_max);
-      }
+      Note(batch, multiprocessors_max);
       return prepared_->Enqueue(batch, stream, unless, multiprocessors_max);
+    }
+    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                             const uint32_t* unless,
+                             uint32_t multiprocessors_max) override {
+      Note(batch, multiprocessors_max);
+      return prepared_->EnqueueStep(batch, step, stream, unless,
+                                    multiprocessors_max);
     }
 
    private:
+    void Note(size_t batch, uint32_t multiprocessors_max) {
+      if (!copies_[batch]) return;
+      std::lock_guard lock(device_.mutex_);
+      device_.noted_.insert(multiprocessors_max);
+    }
+
     NotingDevice& device_;
     const std::unique_ptr<PreparedCopies> prepared_;
     const std::vector<bool> copies_;

@@ -455,6 +455,12 @@ class NotingDevice : public HostDevice {
         }
         return copies_->Enqueue(batch, stream, unless, multiprocessors_max);
       }
+      absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                               const uint32_t* unless,
+                               uint32_t multiprocessors_max) override {
+        return copies_->EnqueueStep(batch, step, stream, unless,
+                                    multiprocessors_max);
+      }
 
      private:
       const std::unique_ptr<PreparedCopies> copies_;

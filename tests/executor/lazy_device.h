@@ -133,6 +133,13 @@ class LazyDevice : public HostDevice {
       });
       return absl::OkStatus();
     }
+    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                             const uint32_t* unless, uint32_t) override {
+      Put(stream, [this, batch, step, unless] {
+        (void)copies_->EnqueueStep(batch, step, nullptr, unless);
+      });
+      return absl::OkStatus();
+    }
 
    private:
     const std::unique_ptr<PreparedCopies> copies_;

@@ -471,6 +471,11 @@ class CapturingDevice : public HostDevice {
       return is_capturing ? absl::OkStatus()
                           : copies_->Enqueue(batch, stream, unless);
     }
+    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                             const uint32_t* unless, uint32_t) override {
+      return is_capturing ? absl::OkStatus()
+                          : copies_->EnqueueStep(batch, step, stream, unless);
+    }
 
    private:
     const std::unique_ptr<PreparedCopies> copies_;

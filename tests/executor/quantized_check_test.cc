@@ -48,6 +48,10 @@ class DisturbedDevice : public HostDevice {
       if (digests_[batch] && device_.before_digest) device_.before_digest();
       return copies_->Enqueue(batch, stream, unless);
     }
+    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                             const uint32_t* unless, uint32_t) override {
+      return copies_->EnqueueStep(batch, step, stream, unless);
+    }
 
    private:
     DisturbedDevice& device_;

@@ -474,6 +474,37 @@ TEST_P(FenceConformance, RankMayBeOriginToOnePeerAndTargetToAnother) {
   for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
 }
 
+// Under one grant rank 0 reports three times what it has written, and goes on.
+TEST_P(FenceConformance, AnOriginReportsWhatItHasMovedSoFar) {
+  MakeWorld(2);
+  ConnectAll();
+  int memory[3] = {};
+  const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
+    if (absl::Status s = end(rank).BeginRefit(Ample(), false); !s.ok())
+      return s;
+    Fence& fence = *end(rank).fence();
+    const int32_t peer = 1 - rank;
+    for (int round = 1; round <= 300; ++round) {
+      absl::Status s = rank == 1 ? fence.Grant({&peer, 1}, nullptr)
+                                 : fence.AwaitGrants({&peer, 1}, nullptr);
+      for (int part = 0; part < 3 && s.ok(); ++part) {
+        if (rank == 0) memory[part] = round;
+        s = rank == 0 ? fence.Progress({&peer, 1}, nullptr)
+                      : fence.AwaitFinishes({&peer, 1}, nullptr);
+        if (s.ok() && rank == 1 && memory[part] != round) {
+          return absl::DataLossError("too early");
+        }
+      }
+      if (!s.ok()) return s;
+      s = rank == 0 ? fence.Finish({&peer, 1}, nullptr)
+                    : fence.AwaitFinishes({&peer, 1}, nullptr);
+      if (!s.ok()) return s;
+    }
+    return Finish(rank);
+  });
+  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
+}
+
 TEST_P(FenceConformance, AwaitNamesThePeerThatDoesNotGrant) {
   MakeWorld(3);
   ConnectAll();

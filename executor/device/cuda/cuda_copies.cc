@@ -26,6 +26,11 @@ constexpr uint32_t kBlocksPerMultiprocessor = 4;
 // kLink and kTwoLinks have as many threads.
 constexpr uint32_t kHalfDivisor = 8;
 
+// Blocks that move changes, for each multiprocessor, where digests hold half of
+// these. A block that finds no room would begin when others end, with all of
+// its tiles left; fewer blocks find changes more slowly.
+constexpr uint32_t kDeltaBlocksBesideDigests = 3;
+
 using cuda::KernelCopy;
 using cuda::KernelKind;
 using cuda::KernelLoop;
@@ -41,6 +46,20 @@ uint64_t ElementBytes(const CopyAddress& address) {
   return static_cast<uint64_t>(DTypeBytes(address.dtype));
 }
 
+// Of the first `count` steps.
+KernelStep SumOfSteps(absl::Span<const KernelStep> steps, size_t count) {
+  KernelStep sum;
+  for (const KernelStep& step : steps.subspan(0, count)) {
+    sum.others += step.others;
+    sum.bulk += step.bulk;
+  }
+  return sum;
+}
+
+KernelStep SumOfSteps(absl::Span<const KernelStep> steps) {
+  return SumOfSteps(steps, steps.size());
+}
+
 // Lowers the copies of one batch.
 class Lowering {
  public:
@@ -51,7 +70,7 @@ class Lowering {
 
   KernelProgram Lower() {
     for (const StridedCopy& copy : batch_.copies) {
-      link_ = copy.link;
+      tiles_ = &tiles_of_step_[copy.step][copy.link];
       LowerOne(copy);
       // As many as the copy has become.
       if (batch_.kind == CopyKind::kDigest) {
@@ -65,7 +84,7 @@ class Lowering {
              .reserved = 0});
       }
     }
-    program_.tiles = Interleaved(tiles_of_link_);
+    AddSteps();
     if (batch_.kind == CopyKind::kCopy) PartBulkTiles();
     std::map<uint32_t, std::vector<uint32_t>> quantizes_of_link;
     for (const BlockQuantize& op : batch_.quantizes) {
@@ -184,9 +203,8 @@ class Lowering {
     program_.copies.push_back(kernel);
     const uint64_t units = uint64_t{rows} * kernel.row_units;
     const uint64_t tiles = (units + cuda::kTileUnits - 1) / cuda::kTileUnits;
-    std::vector<KernelTile>& link = tiles_of_link_[link_];
     for (uint64_t tile = 0; tile < tiles; ++tile) {
-      link.push_back({.copy = index, .tile = static_cast<uint32_t>(tile)});
+      tiles_->push_back({.copy = index, .tile = static_cast<uint32_t>(tile)});
     }
   }
 
@@ -335,15 +353,29 @@ class Lowering {
     return all;
   }
 
+  bool IsBulk(const KernelTile& tile) const {
+    return batch_.kind == CopyKind::kCopy &&
+           cuda::IsBulkCopy(program_.copies[tile.copy]);
+  }
+
+  void AddSteps() {
+    for (const auto& [step, tiles_of_link] : tiles_of_step_) {
+      const std::vector<KernelTile> tiles = Interleaved(tiles_of_link);
+      const auto bulk = static_cast<uint32_t>(
+          std::count_if(tiles.begin(), tiles.end(),
+                        [&](const KernelTile& tile) { return IsBulk(tile); }));
+      program_.steps.resize(step + 1);
+      program_.steps.back() = {
+          .others = static_cast<uint32_t>(tiles.size()) - bulk, .bulk = bulk};
+      program_.tiles.insert(program_.tiles.end(), tiles.begin(), tiles.end());
+    }
+  }
+
   void PartBulkTiles() {
     const std::vector<KernelTile>& tiles = program_.tiles;
-    const auto is_bulk = [&](const KernelTile& tile) {
-      return cuda::IsBulkCopy(program_.copies[tile.copy]);
-    };
-    program_.bulk_tiles =
-        static_cast<size_t>(std::count_if(tiles.begin(), tiles.end(), is_bulk));
-    const auto others =
-        static_cast<std::ptrdiff_t>(tiles.size() - program_.bulk_tiles);
+    const auto is_bulk = [&](const KernelTile& tile) { return IsBulk(tile); };
+    const auto others = static_cast<std::ptrdiff_t>(
+        tiles.size() - SumOfSteps(program_.steps).bulk);
     if (std::none_of(tiles.begin(), tiles.begin() + others, is_bulk)) return;
     std::vector<KernelTile>& parted = program_.parted_tiles;
     parted.reserve(tiles.size());
@@ -356,8 +388,10 @@ class Lowering {
   const CopyBatch& batch_;
   const absl::Span<std::byte* const> table_;
   const bool has_positions_;
-  uint32_t link_ = 0;
-  std::map<uint32_t, std::vector<KernelTile>> tiles_of_link_;
+  // By step, then by link.
+  std::map<uint32_t, std::map<uint32_t, std::vector<KernelTile>>>
+      tiles_of_step_;
+  std::vector<KernelTile>* tiles_ = nullptr;  // of the copy that is lowered
   KernelProgram program_;
 };
 
@@ -423,9 +457,8 @@ class CudaPreparedCopies : public PreparedCopies {
                reinterpret_cast<const KernelTile*>(base + offsets[i].tiles),
            .tiles_count = static_cast<uint32_t>(programs[i].tiles.size())});
       parted_tiles_.push_back(
-          {.tiles = reinterpret_cast<const KernelTile*>(
-               base + offsets[i].parted_tiles),
-           .bulk_count = static_cast<uint32_t>(programs[i].bulk_tiles)});
+          reinterpret_cast<const KernelTile*>(base + offsets[i].parted_tiles));
+      steps_.push_back(programs[i].steps);
       cuda::QuantizeBatch& quantizes = quantizes_.emplace_back();
       quantizes.table = reinterpret_cast<std::byte* const*>(base + table_at);
       quantizes.operations =
@@ -452,12 +485,13 @@ class CudaPreparedCopies : public PreparedCopies {
                                    base + offsets[i].digests));
       const uint32_t blocks_max =
           limits_.multiprocessors * kBlocksPerMultiprocessor;
-      const bool is_all = programs[i].share == DeviceShare::kAll;
-      blocks_of_batch_.push_back(
-          is_all ? blocks_max : std::max(1u, blocks_max / kHalfDivisor));
-      const uint32_t links = programs[i].share == DeviceShare::kLink       ? 1
-                             : programs[i].share == DeviceShare::kTwoLinks ? 2
-                                                                           : 0;
+      const DeviceShare share = programs[i].share;
+      blocks_of_batch_.push_back(share == DeviceShare::kAll
+                                     ? blocks_max
+                                     : std::max(1u, blocks_max / kHalfDivisor));
+      const uint32_t links = share == DeviceShare::kLink       ? 1
+                             : share == DeviceShare::kTwoLinks ? 2
+                                                               : 0;
       bulk_blocks_.push_back(links * limits_.link_multiprocessors);
     }
     for (const KernelProgram& program : programs) {
@@ -468,33 +502,62 @@ class CudaPreparedCopies : public PreparedCopies {
 
   absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
                        uint32_t multiprocessors_max) override {
+    return Enqueue(batch, 0, steps_[batch].size(), stream, unless,
+                   multiprocessors_max);
+  }
+
+  absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                           const uint32_t* unless,
+                           uint32_t multiprocessors_max) override {
+    // What is no copy is of step 0.
+    if (step > 0 && step >= steps_[batch].size()) return absl::OkStatus();
+    return Enqueue(batch, step, step + 1, stream, unless, multiprocessors_max);
+  }
+
+ private:
+  absl::Status Enqueue(size_t batch, size_t steps_begin, size_t steps_end,
+                       Stream stream, const uint32_t* unless,
+                       uint32_t multiprocessors_max) {
     const ScopedDevice current(device_);
+    const absl::Span<const KernelStep> steps = steps_[batch];
+    const KernelStep before =
+        SumOfSteps(steps, std::min(steps_begin, steps.size()));
+    const KernelStep until =
+        SumOfSteps(steps, std::min(steps_end, steps.size()));
+    cuda::KernelBatch copies = batches_[batch];
+    copies.tiles += before.others + before.bulk;
+    copies.tiles_count =
+        until.others + until.bulk - before.others - before.bulk;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     uint32_t blocks = blocks_of_batch_[batch];
     // A block runs on one multiprocessor.
     uint32_t bulk_blocks = bulk_blocks_[batch];
     if (multiprocessors_max > 0) {
-      blocks = std::min(blocks, multiprocessors_max);
-      bulk_blocks = std::min(blocks, limits_.multiprocessors);
+      bulk_blocks = std::min(multiprocessors_max, limits_.multiprocessors);
+      const bool moves_changes =
+          deltas_[batch].has_value() && multiprocessors_max == kBesideDigests;
+      blocks = std::min(blocks, moves_changes ? limits_.multiprocessors *
+                                                    kDeltaBlocksBesideDigests
+                                              : bulk_blocks);
     }
     if (digests_[batch] != nullptr) {
-      return CudaStatus(cuda::LaunchDigests(batches_[batch], digests_[batch],
-                                            blocks, unless, cuda_stream),
+      return CudaStatus(cuda::LaunchDigests(copies, digests_[batch], blocks,
+                                            unless, cuda_stream),
                         "launch of the digest kernel");
     }
     if (deltas_[batch].has_value()) {
-      return CudaStatus(cuda::LaunchDeltas(batches_[batch], *deltas_[batch],
-                                           blocks, unless, cuda_stream),
+      return CudaStatus(cuda::LaunchDeltas(copies, *deltas_[batch], blocks,
+                                           unless, cuda_stream),
                         "launch of the kernel of changes");
     }
-    cuda::KernelBatch copies = batches_[batch];
     absl::Status status;
     if (bulk_blocks > 0 && limits_.has_bulk_copies) {
-      copies.tiles = parted_tiles_[batch].tiles;
-      copies.tiles_count -= parted_tiles_[batch].bulk_count;
       cuda::KernelBatch bulk = copies;
-      bulk.tiles += copies.tiles_count;
-      bulk.tiles_count = parted_tiles_[batch].bulk_count;
+      bulk.tiles =
+          parted_tiles_[batch] + SumOfSteps(steps).others + before.bulk;
+      bulk.tiles_count = until.bulk - before.bulk;
+      copies.tiles = parted_tiles_[batch] + before.others;
+      copies.tiles_count = until.others - before.others;
       status = CudaStatus(
           cuda::LaunchBulkCopies(bulk, bulk_blocks, unless, cuda_stream),
           "launch of the bulk copy kernel");
@@ -502,6 +565,7 @@ class CudaPreparedCopies : public PreparedCopies {
     status.Update(
         CudaStatus(cuda::LaunchCopies(copies, blocks, unless, cuda_stream),
                    "launch of the copy kernel"));
+    if (steps_begin > 0) return status;
     status.Update(CudaStatus(
         cuda::LaunchQuantizes(quantizes_[batch], blocks, unless, cuda_stream),
         "launch of the quantization kernel"));
@@ -511,16 +575,12 @@ class CudaPreparedCopies : public PreparedCopies {
     return status;
   }
 
- private:
   const int device_;
   const CudaKernelLimits limits_;
   void* memory_ = nullptr;
   std::vector<cuda::KernelBatch> batches_;
-  struct PartedTiles {
-    const KernelTile* tiles = nullptr;
-    uint32_t bulk_count = 0;  // the last ones
-  };
-  std::vector<PartedTiles> parted_tiles_;
+  std::vector<const KernelTile*> parted_tiles_;
+  std::vector<std::vector<KernelStep>> steps_;
   std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
   std::vector<const cuda::KernelDigest*> digests_;        // null: no digests

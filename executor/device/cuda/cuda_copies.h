@@ -18,14 +18,21 @@
 
 namespace refit {
 
+// How many tiles of a step are of bulk copies, and how many are not.
+struct KernelStep {
+  uint32_t others = 0;
+  uint32_t bulk = 0;
+};
+
 // A batch in the kernel's form, on the host.
 struct KernelProgram {
   std::vector<cuda::KernelCopy> copies;
-  std::vector<cuda::KernelTile> tiles;  // interleaved over links
+  // Step by step; those of a step interleaved over links.
+  std::vector<cuda::KernelTile> tiles;
   // The same tiles with those of bulk copies last, for a run on few
   // multiprocessors. Empty if `tiles` are in such an order.
   std::vector<cuda::KernelTile> parted_tiles;
-  size_t bulk_tiles = 0;  // tiles of bulk copies
+  std::vector<KernelStep> steps;  // of the tiles
   // One for each copy where these are digested; else empty.
   std::vector<cuda::KernelDigest> digests;
   std::vector<cuda::KernelQuantize> quantizes;

@@ -24,14 +24,18 @@ class CudaFence : public DeviceFence {
   absl::StatusOr<std::string> Export() override;
   absl::Status Connect(absl::Span<const int32_t> peers,
                        absl::Span<const std::string> exported) override;
-  // Two ranks take turns: a grant one way, then a finish the other way. One
-  // counter for each direction tells both.
+  // Two ranks take turns: a grant one way, then what the other way reports. One
+  // counter for each direction tells all.
   absl::Status Grant(absl::Span<const int32_t> origins, void* stream) override {
     return Signal(origins, stream);
   }
   absl::Status AwaitGrants(absl::Span<const int32_t> targets,
                            void* stream) override {
     return Await(targets, stream);
+  }
+  absl::Status Progress(absl::Span<const int32_t> targets,
+                        void* stream) override {
+    return Signal(targets, stream);
   }
   absl::Status Finish(absl::Span<const int32_t> targets,
                       void* stream) override {

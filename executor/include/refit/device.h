@@ -54,6 +54,8 @@ struct StridedCopy {
   // The link that the bytes take: copies over different links run at the same
   // time. Equal numbers of one batch are one link.
   uint32_t link = 0;
+  // Of the batch's steps, which follow each other. Copies alone have any.
+  uint32_t step = 0;
 };
 
 // A loop around the matrices of a BlockQuantize.
@@ -206,6 +208,9 @@ struct CopyBatch {
   std::vector<ElementFunction> functions;
 };
 
+// As `multiprocessors_max`: as few as move the bytes beside digests of kHalf.
+inline constexpr uint32_t kBesideDigests = UINT32_MAX;
+
 // Batches prepared for a device. Enqueue allocates and checks nothing.
 class PreparedCopies {
  public:
@@ -217,6 +222,11 @@ class PreparedCopies {
   virtual absl::Status Enqueue(size_t batch, Stream stream,
                                const uint32_t* unless = nullptr,
                                uint32_t multiprocessors_max = 0) = 0;
+  // Likewise one step of the batch: nothing, if it has no such step. All of
+  // them, in any order, are the batch.
+  virtual absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
+                                   const uint32_t* unless = nullptr,
+                                   uint32_t multiprocessors_max = 0) = 0;
 };
 
 // A message, or the part of one that travels at once, of which only what

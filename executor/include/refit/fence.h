@@ -14,10 +14,10 @@ namespace refit {
 // rank, the *target*, or reads it. The
 // target calls Grant; the origin calls AwaitGrants, moves, and calls Finish;
 // the target calls AwaitFinishes. A rank may be an origin to one peer and a
-// target to another, and both to one peer. All four calls work on the ranks'
+// target to another, and both to one peer. All calls work on the ranks'
 // streams; a CUDA graph may capture them. Between two ranks the k-th
 // AwaitGrants meets the k-th Grant, and the k-th AwaitFinishes the k-th
-// Finish.
+// Progress or Finish.
 class Fence {
  public:
   virtual ~Fence() = default;
@@ -30,6 +30,10 @@ class Fence {
   // error move nothing, and do not call Finish.
   virtual absl::Status AwaitGrants(absl::Span<const int32_t> targets,
                                    void* stream) = 0;
+  // Reports that what `stream` has moved so far is in place. The origin goes on
+  // under the same grant.
+  virtual absl::Status Progress(absl::Span<const int32_t> targets,
+                                void* stream) = 0;
   // Reports that `stream` has moved the bytes. After AwaitFinishes the targets
   // see the stores.
   virtual absl::Status Finish(absl::Span<const int32_t> targets,

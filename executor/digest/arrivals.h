@@ -1,0 +1,49 @@
+// When what a destination rank receives is in its tensors, so that a checked
+// refit digests it while the rest comes.
+#ifndef REFIT_EXECUTOR_DIGEST_ARRIVALS_H_
+#define REFIT_EXECUTOR_DIGEST_ARRIVALS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "executor/direct_steps.h"
+#include "executor/peer_tensors.h"
+#include "executor/rank_schedule.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+
+// Arrivals are counted: kDirectSteps for each round of a rank's schedule. A
+// staged round has them all at its end, a direct one step by step.
+inline size_t ArrivalsUntil(size_t round, uint32_t step = kDirectSteps - 1) {
+  return round * kDirectSteps + step + 1;
+}
+
+// What a rank does in a direct round of a checked refit, at the end of each
+// step. Ranks are ascending.
+struct StepReports {
+  bool moves = false;            // it moves bytes step by step
+  std::vector<int32_t> targets;  // that it tells
+  std::vector<int32_t> origins;  // that tell it
+
+  bool IsStepped() const { return moves || !origins.empty(); }
+};
+
+struct Arrivals {
+  std::vector<StepReports> reports;  // by round of the schedule
+  // By entry of the rank's TensorTable: after how many arrivals it is digested.
+  // Of a destination: when it is as the refit leaves it. Of a source: 0, as
+  // soon as the refit begins, or all.
+  std::vector<size_t> digested_after;
+  size_t count = 0;  // of all
+};
+
+// All ranks of the plan take the same `peers` for granted that they have bound
+// with.
+Arrivals ListArrivals(const PlanFile& plan, int32_t rank,
+                      const RankSchedule& schedule, const PeerTensors& peers);
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_DIGEST_ARRIVALS_H_
