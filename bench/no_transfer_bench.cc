@@ -14,7 +14,13 @@ absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
   return absl::UnimplementedError("this build has no CUDA");
 }
 
-std::string TransferText(const PlanFile&, const TransferMeasurement&) {
+bool TransferMeasurement::all_right() const { return false; }
+
+std::string TransferHeader() { return ""; }
+
+std::string TransferRowText(const TransferRow&, double) { return ""; }
+
+std::string TransferSummary(const PlanFile&, const TransferMeasurement&) {
   return "";
 }
 

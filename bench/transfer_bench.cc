@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/m2n_method.h"
+#include "bench/message_methods.h"
 #include "bench/transfer_methods.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "plan/scratch_windows.h"
@@ -127,6 +129,14 @@ class Harness {
       row.seconds = std::max(row.seconds, result.seconds);
       row.wire_bytes += result.bytes;
     }
+    const absl::StatusOr<std::optional<uint64_t>> wrong =
+        method.WrongElements();
+    if (!wrong.ok()) return wrong.status();
+    if (!wrong->has_value()) return row;
+    const absl::StatusOr<std::vector<uint64_t>> wrongs = Gather(**wrong);
+    if (!wrongs.ok()) return wrongs.status();
+    row.wrong_elements = 0;
+    for (const uint64_t of_rank : *wrongs) *row.wrong_elements += of_rank;
     return row;
   }
 
@@ -143,6 +153,33 @@ uint64_t FreeDeviceBytes() {
   size_t total_bytes = 0;
   cudaMemGetInfo(&free_bytes, &total_bytes);
   return free_bytes;
+}
+
+// One after the other, so that each has the memory to itself.
+absl::Status MeasureOthers(
+    const PlanFile& plan, WorldRank& rank, const OtherMethods& others,
+    const std::function<absl::Status(TransferMethod&)>& measure) {
+  using Made = absl::StatusOr<std::unique_ptr<TransferMethod>>;
+  if (others.windows.has_value()) {
+    for (const bool graph : {false, true}) {
+      for (const MessageWay way :
+           {MessageWay::kSendRecv, MessageWay::kRegistered,
+            MessageWay::kPutSignal}) {
+        const Made made = MakeMessageMethod(
+            plan, rank.transport(), rank.device(), others.nccl, *others.windows,
+            {.way = way, .graph = graph});
+        if (!made.ok()) return made.status();
+        if (absl::Status s = measure(**made); !s.ok()) return s;
+      }
+    }
+  }
+  if (others.m2n.has_value()) {
+    const Made made =
+        MakeM2nMethod(plan, rank, others.nccl, *others.m2n, others.m2n_tensors);
+    if (!made.ok()) return made.status();
+    if (absl::Status s = measure(**made); !s.ok()) return s;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -170,16 +207,21 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   if (absl::Status s = harness.Init(); !s.ok()) return s;
 
   TransferMeasurement measured;
-  absl::StatusOr<TransferRow> row;
+  const auto measure = [&](TransferMethod& method) -> absl::Status {
+    const absl::StatusOr<TransferRow> row =
+        harness.Time(method, options.iterations);
+    if (!row.ok()) return row.status();
+    measured.rows.push_back(*row);
+    if (rank.transport().rank() == 0) options.on_row(*row);
+    return absl::OkStatus();
+  };
   std::vector<PlanMethod> ways = {{plan, rank, false}, {plan, rank, true}};
   for (const uint32_t multiprocessors : options.multiprocessors) {
     ways.emplace_back(plan, rank, false, multiprocessors);
   }
   for (PlanMethod& method : ways) {
-    row = harness.Time(method, options.iterations);
-    if (!row.ok()) return row.status();
+    if (absl::Status s = measure(method); !s.ok()) return s;
     if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
-    measured.rows.push_back(*row);
   }
   // Of a refit that follows no other: what a worker's thread waits for.
   double host_seconds = 0;
@@ -199,13 +241,17 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
                           : std::min(host_seconds, alone->host_seconds);
   }
 
-  absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> methods =
-      MakeMethods(plan, rank, options.peers);
-  if (!methods.ok()) return methods.status();
-  for (const std::unique_ptr<TransferMethod>& method : *methods) {
-    row = harness.Time(*method, options.iterations);
-    if (!row.ok()) return row.status();
-    measured.rows.push_back(*row);
+  {
+    absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> methods =
+        MakeMethods(plan, rank, options.peers);
+    if (!methods.ok()) return methods.status();
+    for (const std::unique_ptr<TransferMethod>& method : *methods) {
+      if (absl::Status s = measure(*method); !s.ok()) return s;
+    }
+  }
+  if (options.others != nullptr) {
+    absl::Status others = MeasureOthers(plan, rank, *options.others, measure);
+    if (!others.ok()) return others;
   }
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
@@ -288,19 +334,31 @@ std::string MemoryText(const PlanFile& plan,
       static_cast<double>(staging) / kMiB, static_cast<double>(scratch) / kMiB);
 }
 
-std::string TransferText(const PlanFile& plan,
-                         const TransferMeasurement& measured) {
-  std::string text = absl::StrFormat("%-34s %10s %10s %8s  %s\n", "method",
-                                     "ms", "GB/s", "ratio", "");
-  const double ours = measured.rows.front().seconds;
-  for (const TransferRow& row : measured.rows) {
-    absl::StrAppendFormat(
-        &text, "%-34s %10.3f %10.1f %8.3f  %s\n", row.method, row.seconds * 1e3,
-        static_cast<double>(row.wire_bytes) / row.seconds / 1e9,
-        ours / row.seconds, row.remark);
-  }
-  absl::StrAppendFormat(
-      &text,
+bool TransferMeasurement::all_right() const {
+  return wrong_elements == 0 &&
+         std::all_of(rows.begin(), rows.end(), [](const TransferRow& row) {
+           return row.wrong_elements.value_or(0) == 0;
+         });
+}
+
+std::string TransferHeader() {
+  return absl::StrFormat("%-34s %10s %10s %8s  %s\n", "method", "ms", "GB/s",
+                         "ratio", "");
+}
+
+std::string TransferRowText(const TransferRow& row, double ours) {
+  return absl::StrFormat(
+      "%-34s %10.3f %10.1f %8.3f  %s%s\n", row.method, row.seconds * 1e3,
+      static_cast<double>(row.wire_bytes) / row.seconds / 1e9,
+      ours / row.seconds, row.remark,
+      row.wrong_elements.value_or(0) == 0
+          ? ""
+          : absl::StrCat("; ", *row.wrong_elements, " elements WRONG"));
+}
+
+std::string TransferSummary(const PlanFile& plan,
+                            const TransferMeasurement& measured) {
+  return absl::StrFormat(
       "ratio: time of this plan / time of the method; GB/s: bytes that leave a "
       "GPU, all ranks\n"
       "predicted %.3f ms, lower bound %.3f ms\n"
@@ -315,7 +373,6 @@ std::string TransferText(const PlanFile& plan,
       measured.wrong_elements == 0
           ? "every byte right"
           : absl::StrCat(measured.wrong_elements, " elements WRONG"));
-  return text;
 }
 
 }  // namespace refit

@@ -4,24 +4,18 @@
 #define REFIT_BENCH_TRANSFER_BENCH_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "bench/other_methods.h"
 #include "plan/plan_file.h"
 #include "refit/control_plane.h"
 
 namespace refit {
-
-struct TransferOptions {
-  int64_t iterations = 10;
-  // Also the methods that move whole models or tensor by tensor.
-  bool peers = false;
-  // Also the plan on so many multiprocessors at most, a row each.
-  std::vector<uint32_t> multiprocessors = {};
-};
 
 // One method: the time from the first rank's start to the last one's end of one
 // refit, as CUDA events of the ranks' streams have it, averaged over the
@@ -30,7 +24,20 @@ struct TransferRow {
   std::string method;
   double seconds = 0;
   uint64_t wire_bytes = 0;  // that leave a GPU, all ranks
+  std::optional<uint64_t> wrong_elements = std::nullopt;  // where it is checked
   std::string remark;
+};
+
+struct TransferOptions {
+  int64_t iterations = 10;
+  // Also the methods that move whole models or tensor by tensor.
+  bool peers = false;
+  // Also the plan on so many multiprocessors at most, a row each.
+  std::vector<uint32_t> multiprocessors = {};
+  // Also these; null: none.
+  std::shared_ptr<const OtherMethods> others = nullptr;
+  // Called on rank 0 with each row as soon as it is measured.
+  std::function<void(const TransferRow&)> on_row = [](const TransferRow&) {};
 };
 
 struct TransferMeasurement {
@@ -41,6 +48,9 @@ struct TransferMeasurement {
   double checked_seconds = 0;   // the same of refits with a check
   uint64_t extra_bytes = 0;     // GPU memory beside the tensors, worst rank
   uint64_t wrong_elements = 0;  // after everything, by a last refit
+
+  // Of that refit and of the methods that are checked.
+  bool all_right() const;
 };
 
 // Of one rank; collective, the same result on all ranks.
@@ -52,9 +62,12 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
 absl::StatusOr<TransferMeasurement> MeasureTransferInProcess(
     const PlanFile& plan, const TransferOptions& options);
 
-// The table that the program prints.
-std::string TransferText(const PlanFile& plan,
-                         const TransferMeasurement& measured);
+// The table that the program prints: its head, a row, of which `ours` is the
+// plan's time, and what follows the rows.
+std::string TransferHeader();
+std::string TransferRowText(const TransferRow& row, double ours);
+std::string TransferSummary(const PlanFile& plan,
+                            const TransferMeasurement& measured);
 
 }  // namespace refit
 

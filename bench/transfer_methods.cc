@@ -1,11 +1,11 @@
 #include "bench/transfer_methods.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "bench/measured_communicator.h"
 #include "executor/payload.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
@@ -14,12 +14,7 @@
 namespace refit {
 namespace {
 
-constexpr std::chrono::minutes kPatience(2);
 constexpr uint64_t kPackBytes = uint64_t{1} << 30;  // as vLLM's and SkyRL's
-
-Deadline Soon() { return std::chrono::steady_clock::now() + kPatience; }
-
-absl::Status Never() { return absl::OkStatus(); }
 
 // The root of broadcasts and all receivers.
 std::vector<int32_t> RootAndDestinations(const PlanFile& plan) {
@@ -74,30 +69,6 @@ std::vector<Segment> SegmentsOf(const PlanFile& plan, int32_t rank,
   return segments;
 }
 
-// A communicator for measurements, made beside the transport's.
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> MakeCommunicator(
-    const PlanFile& plan, WorldRank& rank, const nccl::Api& api,
-    const std::vector<int32_t>& ranks) {
-  const int32_t me = rank.transport().rank();
-  nccl::UniqueId id = {};
-  if (ranks.front() == me) {
-    absl::Status status =
-        nccl::StatusOf(api, api.GetUniqueId(&id), "ncclGetUniqueId", nullptr);
-    if (!status.ok()) return status;
-  }
-  const absl::StatusOr<std::vector<std::string>> ids =
-      rank.transport().ExchangeBytes(
-          std::string(id.internal, sizeof(id.internal)), AllRanks(plan),
-          AllRanks(plan), Soon());
-  if (!ids.ok()) return ids.status();
-  std::memcpy(id.internal, (*ids)[static_cast<size_t>(ranks.front())].data(),
-              sizeof(id.internal));
-  if (std::find(ranks.begin(), ranks.end(), me) == ranks.end()) {
-    return std::unique_ptr<NcclCommunicator>();
-  }
-  return NcclCommunicator::Create(api, id, ranks, me, Soon(), Never);
-}
-
 // The plan's own traffic, contiguous: one operation per pair, one group.
 class NcclBytesAlone : public TransferMethod {
  public:
@@ -121,7 +92,8 @@ class NcclBytesAlone : public TransferMethod {
   uint64_t sent_bytes() const override { return sent_bytes_; }
   absl::Status Enqueue(Stream stream) override {
     if (operations_.empty()) return absl::OkStatus();
-    return communicator_->Exchange(operations_, stream, Soon(), Never);
+    return communicator_->Exchange(operations_, stream, MeasurementDeadline(),
+                                   NeverInterrupted);
   }
 
  private:
@@ -147,7 +119,7 @@ class CopyEngineBytesAlone : public TransferMethod {
                                     .Take();
     const absl::StatusOr<std::vector<std::string>> shown =
         rank.transport().ExchangeBytes(message, AllRanks(plan), AllRanks(plan),
-                                       Soon());
+                                       MeasurementDeadline());
     if (!shown.ok()) return shown.status();
     for (const Segment& segment :
          SegmentsOf(plan, rank.transport().rank(), range.size_bytes)) {
@@ -301,8 +273,8 @@ class PerTensorSendRecv : public TransferMethod {
   absl::Status Enqueue(Stream stream) override {
     for (const std::vector<Operation>& group : groups_) {
       if (group.empty()) continue;
-      absl::Status status =
-          communicator_->Exchange(group, stream, Soon(), Never);
+      absl::Status status = communicator_->Exchange(
+          group, stream, MeasurementDeadline(), NeverInterrupted);
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -357,8 +329,9 @@ class BroadcastWhole : public TransferMethod {
         if (absl::Status s = Gather(part, stream); !s.ok()) return s;
       }
       if (rank_ != 0 && rank_ < sources_) continue;
-      absl::Status status = broadcast_->Broadcast(buffer_->data(), part, 0,
-                                                  stream, Soon(), Never);
+      absl::Status status =
+          broadcast_->Broadcast(buffer_->data(), part, 0, stream,
+                                MeasurementDeadline(), NeverInterrupted);
       if (!status.ok()) return status;
       if (rank_ >= sources_) {
         // The rank's part of it, into place.
@@ -393,7 +366,8 @@ class BroadcastWhole : public TransferMethod {
                             .data = range_.data,
                             .size_bytes = each});
     }
-    return all_->Exchange(operations, stream, Soon(), Never);
+    return all_->Exchange(operations, stream, MeasurementDeadline(),
+                          NeverInterrupted);
   }
 
   Device& device_;
@@ -449,7 +423,7 @@ absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> MakeMethods(
   std::shared_ptr<NcclCommunicator> all;
   if (one_gpu_each) {
     absl::StatusOr<std::unique_ptr<NcclCommunicator>> made =
-        MakeCommunicator(plan, rank, *api, AllRanks(plan));
+        MakeCommunicator(rank.transport(), *api, AllRanks(plan));
     if (!made.ok()) return made.status();
     methods.push_back(
         std::make_unique<NcclBytesAlone>(plan, rank, *std::move(made)));
@@ -460,10 +434,10 @@ absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> MakeMethods(
   methods.push_back(*std::move(engines));
   if (!peers || !one_gpu_each) return methods;
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> made =
-      MakeCommunicator(plan, rank, *api, AllRanks(plan));
+      MakeCommunicator(rank.transport(), *api, AllRanks(plan));
   if (!made.ok()) return made.status();
   all = *std::move(made);
-  made = MakeCommunicator(plan, rank, *api, RootAndDestinations(plan));
+  made = MakeCommunicator(rank.transport(), *api, RootAndDestinations(plan));
   if (!made.ok()) return made.status();
   const std::shared_ptr<NcclCommunicator> broadcast = *std::move(made);
   const std::vector<uint64_t> tensors = TensorBytes(plan);

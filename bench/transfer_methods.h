@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,7 @@
 
 namespace refit {
 
-// One rank's part of a method. Methods move bytes, not values: what they write
-// is overwritten by the last refit.
+// One rank's part of a method. What it writes is overwritten by the last refit.
 class TransferMethod {
  public:
   virtual ~TransferMethod() = default;
@@ -25,6 +25,11 @@ class TransferMethod {
   // Fewer iterations than asked for are enough where one takes long.
   virtual int64_t iterations_max() const { return 1 << 20; }
   virtual absl::Status Enqueue(Stream stream) = 0;
+  // What it moved wrong on this rank, if that can be told; collective, behind
+  // all that was enqueued.
+  virtual absl::StatusOr<std::optional<uint64_t>> WrongElements() {
+    return std::nullopt;
+  }
 };
 
 // What each pair of ranks exchanges in a refit, from this rank's view.

@@ -137,10 +137,32 @@ int BenchRun(const refit::ToolInfo& tool, const std::string& path,
 // process is, that one.
 int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
                   bool one_rank, bool json,
-                  const refit::TransferOptions& options) {
+                  const std::vector<std::string>& against,
+                  refit::TransferOptions options) {
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok())
     return refit::Fail(tool, std::string(plan.status().message()));
+  if (!against.empty()) {
+    absl::StatusOr<refit::OtherMethods> others =
+        refit::FindOtherMethods(*plan, against, one_rank);
+    if (!others.ok())
+      return refit::Fail(tool, std::string(others.status().message()));
+    options.others = std::make_shared<refit::OtherMethods>(*std::move(others));
+  }
+  // Rows are shown as they come, so that an end halfway shows what came before.
+  int shown = refit::kExitSuccess;
+  double ours = 0;
+  if (!json) {
+    options.on_row = [&](const refit::TransferRow& row) {
+      std::string text;
+      if (ours == 0) {
+        ours = row.seconds;
+        text = refit::TransferHeader();
+      }
+      text += refit::TransferRowText(row, ours);
+      if (shown == refit::kExitSuccess) shown = Show(tool, text);
+    };
+  }
   int32_t rank = 0;
   const auto measure = [&]() -> absl::StatusOr<refit::TransferMeasurement> {
     if (!one_rank) return refit::MeasureTransferInProcess(*plan, options);
@@ -161,15 +183,17 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
   const absl::StatusOr<refit::TransferMeasurement> measured = measure();
   if (!measured.ok())
     return refit::Fail(tool, std::string(measured.status().message()));
+  if (shown != refit::kExitSuccess) return shown;
   const int status =
-      measured->wrong_elements == 0 ? refit::kExitSuccess : refit::kExitNo;
+      measured->all_right() ? refit::kExitSuccess : refit::kExitNo;
   if (rank != 0) return status;
   if (json) {
     std::vector<refit::TimedMethod> methods;
     for (const refit::TransferRow& row : measured->rows) {
       methods.push_back({.name = row.method,
                          .size_bytes = row.wire_bytes,
-                         .seconds = row.seconds});
+                         .seconds = row.seconds,
+                         .wrong_elements = row.wrong_elements});
     }
     // The refit that is checked is one of the plan's.
     methods.front().wrong_elements = measured->wrong_elements;
@@ -177,7 +201,7 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
                 refit::NcclTestsJson(kProducer, options.iterations, methods),
                 status);
   }
-  return Show(tool, refit::TransferText(*plan, *measured), status);
+  return Show(tool, refit::TransferSummary(*plan, *measured), status);
 }
 
 // `ranks` ranks here, or, if that is 0, the one that a launcher's variables say
@@ -236,14 +260,12 @@ std::string OptionOfAnother(const std::string& subject,
     std::string_view name;
     std::string_view subject;
   };
-  constexpr std::array kOptions = {Option{"--growth", "compile"},
-                                   Option{"--processes", "run"},
-                                   Option{"--peers", "transfer"},
-                                   Option{"--one-rank", "transfer"},
-                                   Option{"--multiprocessors", "transfer"},
-                                   Option{"--transport", "links"},
-                                   Option{"--ranks", "links"},
-                                   Option{"--megabytes", "links"}};
+  constexpr std::array kOptions = {
+      Option{"--growth", "compile"},    Option{"--processes", "run"},
+      Option{"--peers", "transfer"},    Option{"--against", "transfer"},
+      Option{"--one-rank", "transfer"}, Option{"--multiprocessors", "transfer"},
+      Option{"--transport", "links"},   Option{"--ranks", "links"},
+      Option{"--megabytes", "links"}};
   for (const Option& option : kOptions) {
     if (option.subject == subject) continue;
     if (std::find(parsed.flags.begin(), parsed.flags.end(), option.name) ==
@@ -265,6 +287,7 @@ static int Main(int argc, char** argv) {
   bool processes = false;
   bool one_rank = false;
   bool json = false;
+  std::string against;
   std::string multiprocessors;
   std::string transport = "local";
   int64_t ranks = 0;
@@ -275,7 +298,7 @@ static int Main(int argc, char** argv) {
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
           "PLAN.refit [--processes] |\n"
           "       refit-bench transfer PLAN.refit [--peers] [--one-rank]\n"
-          "       [--multiprocessors N[,N...]] |\n"
+          "       [--against NAME[,NAME]] [--multiprocessors N[,N...]] |\n"
           "       refit-bench links [--transport local|ucx|nccl] [--ranks N] "
           "[--megabytes N]",
       .summary =
@@ -301,6 +324,14 @@ static int Main(int argc, char** argv) {
            {"--peers", "", "",
             "transfer: also broadcasts of whole models, packed and by tensor",
             &peers},
+           {"--against", "", "NAME[,NAME]",
+            "transfer: also nccl_m2n, NVIDIA's library of that name, with "
+            "--one-rank; messages,\nthe plan's staged messages without "
+            "packing, "
+            "by NCCL's send/recv, in windows, and\nby its one-sided sends; "
+            "both "
+            "need NCCL 2.30.5 or later",
+            &against},
            {"--one-rank", "", "",
             "transfer: this process is one rank, as its launcher's variables "
             "say",
@@ -374,7 +405,10 @@ static int Main(int argc, char** argv) {
                              "\"; wanted numbers above 0, with commas"));
     }
   }
-  return BenchTransfer(tool, parsed.positional[1], one_rank, json, options);
+  std::vector<std::string> others;
+  if (!against.empty()) others = absl::StrSplit(against, ',');
+  return BenchTransfer(tool, parsed.positional[1], one_rank, json, others,
+                       std::move(options));
 }
 
 int main(int argc, char** argv) {

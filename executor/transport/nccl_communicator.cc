@@ -148,14 +148,25 @@ absl::Status NcclCommunicator::Broadcast(std::byte* data, uint64_t size_bytes,
   if (api_.Broadcast == nullptr) {
     return absl::UnimplementedError("this libnccl has no ncclBroadcast");
   }
+  return Call(
+      "ncclBroadcast",
+      [&](nccl::Comm comm) {
+        return api_.Broadcast(data, data, size_bytes, nccl::kUint8,
+                              RankOf(root), comm, stream);
+      },
+      deadline, interruption);
+}
+
+absl::Status NcclCommunicator::Call(
+    const char* name, const std::function<nccl::Result(nccl::Comm)>& function,
+    Deadline deadline, const Interruption& interruption) {
   nccl::Result result;
   {
     std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return Aborted();
-    result = api_.Broadcast(data, data, size_bytes, nccl::kUint8, RankOf(root),
-                            comm_, stream);
+    result = function(comm_);
   }
-  return AwaitIdle(result, "ncclBroadcast", deadline, interruption);
+  return AwaitIdle(result, name, deadline, interruption);
 }
 
 }  // namespace refit

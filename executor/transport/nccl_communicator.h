@@ -45,6 +45,12 @@ class NcclCommunicator {
                          Stream stream, Deadline deadline,
                          const Interruption& interruption);
 
+  // Calls `function`, NCCL's `name`, with NCCL's own communicator, and waits
+  // until NCCL has taken what it started.
+  absl::Status Call(const char* name,
+                    const std::function<nccl::Result(nccl::Comm)>& function,
+                    Deadline deadline, const Interruption& interruption);
+
   // NCCL's asynchronous error, if there is one. Thread-safe.
   absl::Status AsyncError();
   // Ends all that is under way; only destruction may follow. Thread-safe.

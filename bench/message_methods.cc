@@ -1,0 +1,341 @@
+#include "bench/message_methods.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "bench/measured_communicator.h"
+#include "bench/staged_messages.h"
+
+namespace refit {
+namespace {
+
+// Word `index` of what `rank` sends from.
+uint64_t PatternWord(int32_t rank, uint64_t index) {
+  uint64_t word = (static_cast<uint64_t>(rank) << 48) + index + 1;
+  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+  return word ^ (word >> 27);
+}
+
+std::vector<uint64_t> Pattern(int32_t rank, uint64_t begin_byte,
+                              uint64_t size_bytes) {
+  std::vector<uint64_t> words((size_bytes + 7) / 8);
+  for (size_t i = 0; i < words.size(); ++i) {
+    words[i] = PatternWord(rank, begin_byte / 8 + i);
+  }
+  return words;
+}
+
+class MessageMethod : public TransferMethod {
+ public:
+  MessageMethod(const PlanFile& plan, Transport& transport, Device& device,
+                const nccl::Api& api, const nccl::WindowApi& windows,
+                const MessageOptions& options,
+                std::unique_ptr<NcclCommunicator> communicator)
+      : rank_(transport.rank()),
+        device_(device),
+        api_(api),
+        windows_(windows),
+        options_(options),
+        communicator_(std::move(communicator)),
+        rounds_(StagedRounds(plan, transport.rank())),
+        ahead_(plan.body().limits()->slots()) {
+    for (const fb::RankProgram* program : *plan.body().programs()) {
+      arena_bytes_ = std::max(arena_bytes_, program->staging_bytes());
+    }
+    std::set<int32_t> sent_to;
+    std::set<int32_t> received_from;
+    for (const std::vector<StagedMessage>& round : rounds_) {
+      for (const StagedMessage& message : round) {
+        (message.is_send ? sent_to : received_from).insert(message.peer);
+        if (message.is_send) sent_bytes_ += message.size_bytes;
+      }
+    }
+    for (const int32_t peer : sent_to) {
+      if (received_from.contains(peer)) ahead_ = 1;
+    }
+  }
+  ~MessageMethod() override {
+    graph_ = nullptr;
+    if (window_ != nullptr) {
+      // Nobody asks whether this works: the memory goes in any case.
+      Call("ncclCommWindowDeregister", [&](nccl::Comm comm) {
+        return windows_.CommWindowDeregister(comm, window_);
+      }).IgnoreError();
+    }
+    communicator_ = nullptr;
+    if (memory_ == nullptr && outgoing_ != nullptr) windows_.MemFree(outgoing_);
+  }
+
+  absl::Status Init() {
+    absl::Status status = Allocate();
+    absl::StatusOr<std::unique_ptr<DeviceStream>> stream =
+        device_.CreateStream();
+    status.Update(stream.status());
+    if (!status.ok()) return status;
+    stream_ = *std::move(stream);
+    const std::vector<uint64_t> pattern = Pattern(rank_, 0, arena_bytes_);
+    status = device_.Copy(outgoing_,
+                          reinterpret_cast<const std::byte*>(pattern.data()),
+                          arena_bytes_, stream_->get());
+    const std::vector<std::byte> nothing(arena_bytes_);
+    status.Update(
+        device_.Copy(incoming_, nothing.data(), arena_bytes_, stream_->get()));
+    status.Update(device_.Synchronize(stream_->get()));
+    return status;
+  }
+
+  std::string name() const override {
+    const char* way = options_.way == MessageWay::kSendRecv ? "send/recv"
+                      : options_.way == MessageWay::kRegistered
+                          ? "send/recv in windows"
+                          : "PutSignal";
+    return absl::StrCat("its messages, ", way, options_.graph ? ", graph" : "");
+  }
+  std::string remark() const override {
+    return absl::StrCat(rounds_.size(), " rounds, no packing");
+  }
+  uint64_t sent_bytes() const override { return sent_bytes_; }
+
+  absl::Status Enqueue(Stream stream) override {
+    if (!options_.graph) return Issue(stream);
+    if (graph_ == nullptr) {
+      // NCCL connects and allocates in the first run, which cannot be recorded.
+      absl::Status status = Issue(stream);
+      status.Update(device_.Synchronize(stream));
+      if (!status.ok()) return status;
+      absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
+          device_.Record([&](Stream recorded) { return Issue(recorded); });
+      if (!graph.ok()) return graph.status();
+      graph_ = *std::move(graph);
+    }
+    return graph_->Launch(stream);
+  }
+
+  absl::StatusOr<std::optional<uint64_t>> WrongElements() override {
+    std::vector<std::byte> found(arena_bytes_);
+    absl::Status status =
+        device_.Copy(found.data(), incoming_, arena_bytes_, stream_->get());
+    status.Update(device_.Synchronize(stream_->get()));
+    if (!status.ok()) return status;
+    uint64_t wrong = 0;
+    std::map<uint64_t, uint64_t> later;  // begin and end of what came later
+    for (size_t r = rounds_.size(); r-- > 0;) {
+      for (const StagedMessage& message : rounds_[r]) {
+        if (!message.is_send && !Merge(message, later)) {
+          wrong += WrongBytes(found, message);
+        }
+      }
+    }
+    return wrong;
+  }
+
+ private:
+  absl::Status Call(const char* name,
+                    const std::function<nccl::Result(nccl::Comm)>& function) {
+    return communicator_->Call(name, function, MeasurementDeadline(),
+                               NeverInterrupted);
+  }
+
+  absl::Status Allocate() {
+    if (options_.way == MessageWay::kSendRecv) {
+      absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
+          device_.Allocate(2 * arena_bytes_);
+      if (!memory.ok()) return memory.status();
+      memory_ = *std::move(memory);
+      outgoing_ = memory_->data();
+    } else {
+      void* data = nullptr;
+      absl::Status status =
+          nccl::StatusOf(api_, windows_.MemAlloc(&data, 2 * arena_bytes_),
+                         "ncclMemAlloc", nullptr);
+      if (!status.ok()) return status;
+      outgoing_ = static_cast<std::byte*>(data);
+      status = Call("ncclCommWindowRegister", [&](nccl::Comm comm) {
+        return windows_.CommWindowRegister(comm, data, 2 * arena_bytes_,
+                                           &window_,
+                                           nccl::WindowApi::kSymmetric);
+      });
+      if (!status.ok()) return status;
+      if (window_ == nullptr) {
+        return absl::UnimplementedError(
+            "NCCL registers no windows here: it needs memory that GPUs map "
+            "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
+      }
+    }
+    incoming_ = outgoing_ + arena_bytes_;
+    return absl::OkStatus();
+  }
+
+  absl::Status Issue(Stream stream) {
+    if (options_.way == MessageWay::kPutSignal) return IssuePuts(stream);
+    for (const std::vector<StagedMessage>& round : rounds_) {
+      operations_.clear();
+      for (const StagedMessage& message : round) {
+        operations_.push_back(
+            {.kind = message.is_send ? fb::MessageKind::kSend
+                                     : fb::MessageKind::kRecv,
+             .peer = message.peer,
+             .data = (message.is_send ? outgoing_ : incoming_) + message.offset,
+             .size_bytes = message.size_bytes});
+      }
+      absl::Status status = communicator_->Exchange(
+          operations_, stream, MeasurementDeadline(), NeverInterrupted);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status IssuePuts(Stream stream) {
+    absl::Status status;
+    for (size_t r = 0; r < std::min<size_t>(ahead_, rounds_.size()); ++r) {
+      status.Update(SayReady(r, stream));
+    }
+    for (size_t r = 0; r < rounds_.size() && status.ok(); ++r) {
+      std::map<int32_t, int> ready;
+      std::map<int32_t, int> arrived;
+      for (const StagedMessage& message : rounds_[r]) {
+        if (message.is_send) {
+          ready[message.peer] = 1;
+        } else {
+          ++arrived[message.peer];
+        }
+      }
+      status.Update(AwaitSignals(ready, stream));
+      status.Update(Put(r, stream));
+      status.Update(AwaitSignals(arrived, stream));
+      if (r + ahead_ < rounds_.size()) {
+        status.Update(SayReady(r + ahead_, stream));
+      }
+    }
+    return status;
+  }
+
+  // To those who send in round `r`.
+  absl::Status SayReady(size_t r, Stream stream) {
+    std::set<int32_t> senders;
+    for (const StagedMessage& message : rounds_[r]) {
+      if (!message.is_send) senders.insert(message.peer);
+    }
+    if (senders.empty()) return absl::OkStatus();
+    return Call("ncclSignal", [&](nccl::Comm comm) {
+      nccl::Result result = api_.GroupStart();
+      for (const int32_t sender : senders) {
+        if (result != nccl::kSuccess) break;
+        result = windows_.Signal(sender, 0, 0, 0, comm, stream);
+      }
+      const nccl::Result ended = api_.GroupEnd();
+      return result == nccl::kSuccess ? ended : result;
+    });
+  }
+
+  absl::Status AwaitSignals(const std::map<int32_t, int>& counts,
+                            Stream stream) {
+    if (counts.empty()) return absl::OkStatus();
+    std::vector<nccl::AwaitedSignals> awaited;
+    for (const auto& [peer, count] : counts) {
+      awaited.push_back({.count = count, .peer = peer});
+    }
+    return Call("ncclWaitSignal", [&](nccl::Comm comm) {
+      return windows_.WaitSignal(static_cast<int>(awaited.size()),
+                                 awaited.data(), comm, stream);
+    });
+  }
+
+  absl::Status Put(size_t r, Stream stream) {
+    const auto sends = [](const StagedMessage& m) { return m.is_send; };
+    if (std::none_of(rounds_[r].begin(), rounds_[r].end(), sends)) {
+      return absl::OkStatus();
+    }
+    return Call("ncclPutSignal", [&](nccl::Comm comm) {
+      nccl::Result result = api_.GroupStart();
+      for (const StagedMessage& message : rounds_[r]) {
+        if (!message.is_send || result != nccl::kSuccess) continue;
+        result = windows_.PutSignal(
+            outgoing_ + message.offset, message.size_bytes, nccl::kUint8,
+            message.peer, window_, arena_bytes_ + message.peer_offset, 0, 0, 0,
+            comm, stream);
+      }
+      const nccl::Result ended = api_.GroupEnd();
+      return result == nccl::kSuccess ? ended : result;
+    });
+  }
+
+  // Adds the message's range to `ranges`, and says whether it met one of them.
+  static bool Merge(const StagedMessage& message,
+                    std::map<uint64_t, uint64_t>& ranges) {
+    uint64_t begin = message.offset;
+    uint64_t end = begin + message.size_bytes;
+    auto next = ranges.upper_bound(begin);
+    if (next != ranges.begin() && std::prev(next)->second > begin) --next;
+    bool met = false;
+    while (next != ranges.end() && next->first < end) {
+      met = true;
+      begin = std::min(begin, next->first);
+      end = std::max(end, next->second);
+      next = ranges.erase(next);
+    }
+    ranges[begin] = end;
+    return met;
+  }
+
+  uint64_t WrongBytes(const std::vector<std::byte>& found,
+                      const StagedMessage& message) const {
+    const std::vector<uint64_t> words =
+        Pattern(message.peer, message.peer_offset, message.size_bytes);
+    const auto* const expected =
+        reinterpret_cast<const std::byte*>(words.data());
+    const std::byte* const bytes = found.data() + message.offset;
+    if (std::memcmp(bytes, expected, message.size_bytes) == 0) return 0;
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < message.size_bytes; ++i) {
+      wrong += bytes[i] != expected[i];
+    }
+    return wrong;
+  }
+
+  const int32_t rank_;
+  Device& device_;
+  const nccl::Api& api_;
+  const nccl::WindowApi& windows_;
+  const MessageOptions options_;
+  std::unique_ptr<NcclCommunicator> communicator_;
+  const std::vector<std::vector<StagedMessage>> rounds_;
+  size_t ahead_;
+  uint64_t arena_bytes_ = 0;  // the same on all ranks, as NCCL wants of windows
+  uint64_t sent_bytes_ = 0;
+  std::unique_ptr<DeviceMemory> memory_;  // null: the arenas are NCCL's memory
+  std::byte* outgoing_ = nullptr;
+  std::byte* incoming_ = nullptr;
+  nccl::Window window_ = nullptr;
+  std::unique_ptr<DeviceStream> stream_;
+  std::vector<Operation> operations_;
+  std::unique_ptr<DeviceGraph> graph_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TransferMethod>> MakeMessageMethod(
+    const PlanFile& plan, Transport& transport, Device& device,
+    const nccl::Api& api, const nccl::WindowApi& windows,
+    const MessageOptions& options) {
+  if (absl::Status s = device.MakeCurrent(); !s.ok()) return s;
+  std::vector<int32_t> everyone(plan.world_size());
+  for (size_t i = 0; i < everyone.size(); ++i) {
+    everyone[i] = static_cast<int32_t>(i);
+  }
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator =
+      MakeCommunicator(transport, api, everyone);
+  if (!communicator.ok()) return communicator.status();
+  auto made = std::make_unique<MessageMethod>(
+      plan, transport, device, api, windows, options, *std::move(communicator));
+  if (absl::Status s = made->Init(); !s.ok()) return s;
+  return made;
+}
+
+}  // namespace refit

@@ -1,0 +1,30 @@
+#include "bench/staged_messages.h"
+
+namespace refit {
+
+std::vector<std::vector<StagedMessage>> StagedRounds(const PlanFile& plan,
+                                                     int32_t rank) {
+  const fb::Body& body = plan.body();
+  const auto me = static_cast<uint32_t>(rank);
+  const fb::RankProgram& program = *body.programs()->Get(me);
+  std::vector<std::vector<StagedMessage>> rounds;
+  uint32_t last_round = 0;
+  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
+    const fb::Message& message = *program.messages()->Get(i);
+    if (body.rounds()->Get(message.round())->mechanism() !=
+        fb::Mechanism::kStaged) {
+      continue;
+    }
+    if (rounds.empty() || message.round() != last_round) rounds.emplace_back();
+    last_round = message.round();
+    rounds.back().push_back(
+        {.peer = static_cast<int32_t>(PeerOf(body, program, message)),
+         .is_send = message.kind() == fb::MessageKind::kSend,
+         .offset = message.staging_offset(),
+         .peer_offset = PartnerOf(body, me, i)->staging_offset(),
+         .size_bytes = message.size_bytes()});
+  }
+  return rounds;
+}
+
+}  // namespace refit
