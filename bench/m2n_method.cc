@@ -47,9 +47,13 @@ struct Call {
 class M2nMethod : public TransferMethod {
  public:
   M2nMethod(WorldRank& rank, const m2n::Api& api,
-            std::unique_ptr<NcclCommunicator> communicator,
-            const std::vector<M2nTensor>& tensors, int32_t source_ranks)
-      : rank_(rank), api_(api), communicator_(std::move(communicator)) {
+            std::unique_ptr<BlockingCommunicator> communicator,
+            const std::vector<M2nTensor>& tensors, int32_t source_ranks,
+            bool groups)
+      : rank_(rank),
+        api_(api),
+        communicator_(std::move(communicator)),
+        group_(groups ? kGroupMax : 1) {
     const int32_t me = rank.transport().rank();
     calls_.reserve(tensors.size());
     for (const M2nTensor& tensor : tensors) {
@@ -76,7 +80,9 @@ class M2nMethod : public TransferMethod {
     return StatusOf(api_.Init(&handle_, nullptr), "ncclM2nInit");
   }
 
-  std::string name() const override { return "NVIDIA's nccl_m2n"; }
+  std::string name() const override {
+    return absl::StrCat("NVIDIA's nccl_m2n", group_ > 1 ? ", groups" : "");
+  }
   std::string remark() const override {
     const char* algorithm = std::getenv("NCCL_RESHARD_COPY_ALGORITHM");
     return absl::StrCat(calls_.size(), " tensors",
@@ -87,17 +93,12 @@ class M2nMethod : public TransferMethod {
   uint64_t sent_bytes() const override { return received_bytes_; }
 
   absl::Status Enqueue(Stream stream) override {
-    for (size_t begin = 0; begin < calls_.size(); begin += kGroupMax) {
-      const size_t end = std::min(begin + kGroupMax, calls_.size());
-      nccl::Result failed = nccl::kSuccess;
-      absl::Status status = communicator_->Call(
-          "ncclReshard",
-          [&](nccl::Comm comm) {
-            failed = Group(begin, end, comm, stream);
-            return nccl::kSuccess;
-          },
-          MeasurementDeadline(), NeverInterrupted);
-      status.Update(StatusOf(failed, "ncclReshard"));
+    for (size_t begin = 0; begin < calls_.size(); begin += group_) {
+      const size_t end = std::min(begin + group_, calls_.size());
+      absl::Status status =
+          StatusOf(group_ > 1 ? Group(begin, end, stream)
+                              : Reshard(calls_[begin], stream),
+                   "ncclReshard");
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -121,11 +122,15 @@ class M2nMethod : public TransferMethod {
   }
 
  private:
-  nccl::Result Group(size_t begin, size_t end, nccl::Comm comm, Stream stream) {
+  nccl::Result Reshard(const Call& call, Stream stream) {
+    return api_.Reshard(handle_, communicator_->get(), &call.source->tensor,
+                        &call.destination->tensor, stream);
+  }
+
+  nccl::Result Group(size_t begin, size_t end, Stream stream) {
     nccl::Result result = api_.GroupStart();
     for (size_t i = begin; i < end && result == nccl::kSuccess; ++i) {
-      result = api_.Reshard(handle_, comm, &calls_[i].source->tensor,
-                            &calls_[i].destination->tensor, stream);
+      result = Reshard(calls_[i], stream);
     }
     const nccl::Result ended = api_.GroupEnd();
     return result == nccl::kSuccess ? ended : result;
@@ -140,7 +145,8 @@ class M2nMethod : public TransferMethod {
 
   WorldRank& rank_;
   const m2n::Api& api_;
-  const std::unique_ptr<NcclCommunicator> communicator_;
+  const std::unique_ptr<BlockingCommunicator> communicator_;
+  const size_t group_;  // calls
   m2n::Handle handle_ = nullptr;
   std::vector<Call> calls_;
   uint64_t received_bytes_ = 0;
@@ -150,13 +156,13 @@ class M2nMethod : public TransferMethod {
 
 absl::StatusOr<std::unique_ptr<TransferMethod>> MakeM2nMethod(
     const PlanFile& plan, WorldRank& rank, const nccl::Api& nccl,
-    const m2n::Api& api, const std::vector<M2nTensor>& tensors) {
+    const m2n::Api& api, const std::vector<M2nTensor>& tensors, bool groups) {
   if (absl::Status s = rank.device().MakeCurrent(); !s.ok()) return s;
-  absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator =
-      MakeCommunicator(rank.transport(), nccl, AllRanks(plan));
+  absl::StatusOr<std::unique_ptr<BlockingCommunicator>> communicator =
+      BlockingCommunicator::Make(rank.transport(), nccl);
   if (!communicator.ok()) return communicator.status();
   auto made = std::make_unique<M2nMethod>(rank, api, *std::move(communicator),
-                                          tensors, plan.source_ranks());
+                                          tensors, plan.source_ranks(), groups);
   if (absl::Status s = made->Init(); !s.ok()) return s;
   return made;
 }

@@ -13,13 +13,15 @@
 
 namespace refit {
 
-// Moves `tensors`, M2nTensors of `plan`, between the rank's own tensors, in
-// groups as large as M2N fuses. Collective over all ranks. The rank must be a
-// process of its own: M2N waits for other ranks while it holds a lock of the
-// process. All arguments must outlive the result.
+// Moves `tensors`, M2nTensors of `plan`, between the rank's own tensors, by a
+// call for each, as vLLM does; or in groups as large as M2N fuses, which it
+// refuses where NCCL has no network that GPUs use by themselves. Collective
+// over all ranks. The rank must be a process of its own: M2N waits for other
+// ranks while it holds a lock of the process. All arguments must outlive the
+// result.
 absl::StatusOr<std::unique_ptr<TransferMethod>> MakeM2nMethod(
     const PlanFile& plan, WorldRank& rank, const nccl::Api& nccl,
-    const m2n::Api& api, const std::vector<M2nTensor>& tensors);
+    const m2n::Api& api, const std::vector<M2nTensor>& tensors, bool groups);
 
 }  // namespace refit
 

@@ -55,13 +55,15 @@ absl::StatusOr<OtherMethods> FindOtherMethods(
   found.nccl = *nccl;
   for (const std::string& name : names) {
     absl::Status status;
-    if (name == "nccl_m2n") {
+    if (name == "nccl_m2n" || name == "nccl_m2n_groups") {
+      (name == "nccl_m2n" ? found.m2n_calls : found.m2n_groups) = true;
       status = FindM2n(plan, one_rank, found);
     } else if (name == "messages") {
       status = FindMessages(plan, found);
     } else {
-      status = absl::InvalidArgumentError(absl::StrCat(
-          "no method \"", name, "\"; wanted nccl_m2n or messages"));
+      status = absl::InvalidArgumentError(
+          absl::StrCat("no method \"", name,
+                       "\"; wanted nccl_m2n, nccl_m2n_groups or messages"));
     }
     if (!status.ok()) {
       return absl::Status(status.code(),

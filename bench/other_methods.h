@@ -18,12 +18,15 @@ namespace refit {
 
 struct OtherMethods {
   nccl::Api nccl;
-  std::optional<m2n::Api> m2n;  // "nccl_m2n"
+  std::optional<m2n::Api> m2n;
+  bool m2n_calls = false;   // "nccl_m2n"
+  bool m2n_groups = false;  // "nccl_m2n_groups"
   std::vector<M2nTensor> m2n_tensors;
   std::optional<nccl::WindowApi> windows;  // "messages"
 };
 
-// `names`: "nccl_m2n", NVIDIA's NCCL M2N; "messages", the plan's staged
+// `names`: "nccl_m2n", NVIDIA's NCCL M2N, tensor by tensor; "nccl_m2n_groups",
+// the same in groups; "messages", the plan's staged
 // messages by several of NCCL's ways. `one_rank`: whether each rank is a
 // process. Errors: kInvalidArgument, another name; else why one of them cannot
 // be measured here.

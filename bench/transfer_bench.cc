@@ -173,9 +173,10 @@ absl::Status MeasureOthers(
       }
     }
   }
-  if (others.m2n.has_value()) {
-    const Made made =
-        MakeM2nMethod(plan, rank, others.nccl, *others.m2n, others.m2n_tensors);
+  for (const bool groups : {false, true}) {
+    if (!(groups ? others.m2n_groups : others.m2n_calls)) continue;
+    const Made made = MakeM2nMethod(plan, rank, others.nccl, *others.m2n,
+                                    others.m2n_tensors, groups);
     if (!made.ok()) return made.status();
     if (absl::Status s = measure(**made); !s.ok()) return s;
   }

@@ -5,6 +5,9 @@
 # usage: examples/gpu-benchmark.sh [2|4|8] [BIN_DIR]
 #
 # libnccl is looked for as workers do; REFIT_NCCL_LIBRARY names another file.
+# Where REFIT_NCCL_M2N_LIBRARY names NVIDIA's libnccl_m2n, direct plans are also
+# measured beside that, and staged messages by other ways of NCCL. Both need
+# NCCL 2.30.5 or later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 gpus=${1:-4}
@@ -22,13 +25,22 @@ ranks() {
   wait
 }
 
+m2n=${REFIT_NCCL_M2N_LIBRARY:-}
 for job in examples/jobs/gpu/"$gpus"-*.json; do
   name=$(basename "$job" .json)
   printf '\n== %s\n' "$name"
   "$bin/refitc" "$job" -o "$work/$name.refit"
   case $name in
     *-colocated) ranks $((2 * gpus)) "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 ;;
-    *-staged | *-two-engines | *-0.6b* | *-fp8*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
-    *) "$bin/refit-bench" transfer "$work/$name.refit" --peers --iterations 10 ;;
+    *-fp8*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
+    *-staged) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ${m2n:+--against messages} ;;
+    *-two-engines | *-0.6b*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
+    *)
+      if [ -n "$m2n" ]; then
+        ranks "$gpus" "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --peers --iterations 10 --against nccl_m2n
+      else
+        "$bin/refit-bench" transfer "$work/$name.refit" --peers --iterations 10
+      fi
+      ;;
   esac
 done

@@ -298,7 +298,7 @@ static int Main(int argc, char** argv) {
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
           "PLAN.refit [--processes] |\n"
           "       refit-bench transfer PLAN.refit [--peers] [--one-rank]\n"
-          "       [--against NAME[,NAME]] [--multiprocessors N[,N...]] |\n"
+          "       [--against NAME[,NAME...]] [--multiprocessors N[,N...]] |\n"
           "       refit-bench links [--transport local|ucx|nccl] [--ranks N] "
           "[--megabytes N]",
       .summary =
@@ -324,13 +324,12 @@ static int Main(int argc, char** argv) {
            {"--peers", "", "",
             "transfer: also broadcasts of whole models, packed and by tensor",
             &peers},
-           {"--against", "", "NAME[,NAME]",
-            "transfer: also nccl_m2n, NVIDIA's library of that name, with "
-            "--one-rank; messages,\nthe plan's staged messages without "
-            "packing, "
-            "by NCCL's send/recv, in windows, and\nby its one-sided sends; "
-            "both "
-            "need NCCL 2.30.5 or later",
+           {"--against", "", "NAME[,NAME...]",
+            "transfer: also nccl_m2n, NVIDIA's library of that name, or "
+            "nccl_m2n_groups, with\n--one-rank; messages, the plan's staged "
+            "messages without packing, by NCCL's\nsend/recv, in windows, and "
+            "by "
+            "its one-sided sends. All need NCCL 2.30.5 or later",
             &against},
            {"--one-rank", "", "",
             "transfer: this process is one rank, as its launcher's variables "

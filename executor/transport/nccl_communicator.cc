@@ -166,6 +166,8 @@ absl::Status NcclCommunicator::Call(
     if (comm_ == nullptr) return Aborted();
     result = function(comm_);
   }
+  // ncclCommWindowRegister of NCCL 2.30 says so while it goes on.
+  if (result == nccl::kSuccess) result = nccl::kInProgress;
   return AwaitIdle(result, name, deadline, interruption);
 }
 

@@ -1,5 +1,5 @@
 // The method over a stand-in for NCCL M2N: ranks are threads, memory is the
-// host's, and a group's tensors are moved when all ranks have ended it.
+// host's, and tensors are moved when all ranks have called for them.
 #include "bench/m2n_method.h"
 
 #include <gtest/gtest.h>
@@ -68,6 +68,8 @@ struct Call {
 
 struct World {
   std::vector<Call> calls[kRanks];
+  bool in_group[kRanks] = {};
+  uint64_t groups[kRanks] = {};
   std::barrier<> all{kRanks};
   std::atomic<bool> corrupts = false;
   std::atomic<bool> fails = false;
@@ -111,6 +113,13 @@ void Receive(size_t i) {
   if (world->corrupts && i == 0) mine.data[0] ^= std::byte{1};
 }
 
+void ReceiveAll() {
+  world->all.arrive_and_wait();
+  for (size_t i = 0; i < world->calls[me].size(); ++i) Receive(i);
+  world->all.arrive_and_wait();
+  world->calls[me].clear();
+}
+
 m2n::Api FakeM2n() {
   m2n::Api api;
   api.Init = [](m2n::Handle* handle, const void*) {
@@ -120,19 +129,21 @@ m2n::Api FakeM2n() {
   api.Finalize = [](m2n::Handle) { return nccl::kSuccess; };
   api.GetLastError = [] { return "what went wrong"; };
   api.GroupStart = [] {
-    world->calls[me].clear();
+    world->in_group[me] = true;
+    ++world->groups[me];
     return nccl::kSuccess;
   };
   api.Reshard = [](m2n::Handle, nccl::Comm, const m2n::DistTensor* source,
                    const m2n::DistTensor* destination, nccl::CudaStream) {
     world->calls[me].push_back({Side(*source), Side(*destination)});
-    return world->fails ? nccl::kInvalidArgument : nccl::kSuccess;
+    if (world->fails) return nccl::kInvalidArgument;
+    if (!world->in_group[me]) ReceiveAll();
+    return nccl::kSuccess;
   };
   api.GroupEnd = [] {
+    world->in_group[me] = false;
     if (world->fails) return nccl::kInvalidArgument;
-    world->all.arrive_and_wait();
-    for (size_t i = 0; i < world->calls[me].size(); ++i) Receive(i);
-    world->all.arrive_and_wait();
+    ReceiveAll();
     return nccl::kSuccess;
   };
   return api;
@@ -167,7 +178,8 @@ class M2nMethodTest : public testing::Test {
                                           std::make_shared<DistantDevice>(),
                                           ExecutorWorld::kTimeout);
       if (!made.ok()) return made.status();
-      const auto method = MakeM2nMethod(plan, **made, *nccl, api, *tensors);
+      const auto method =
+          MakeM2nMethod(plan, **made, *nccl, api, *tensors, groups_);
       if (!method.ok()) return method.status();
       if (absl::Status s = (*method)->Enqueue((*made)->stream()); !s.ok()) {
         return s;
@@ -190,6 +202,7 @@ class M2nMethodTest : public testing::Test {
   };
 
   World world_;
+  bool groups_ = false;
   std::atomic<uint64_t> sent_bytes_ = 0;
 };
 
@@ -199,6 +212,16 @@ TEST_F(M2nMethodTest, MovesEveryValue) {
     EXPECT_EQ(**of_rank, 0u);
   }
   EXPECT_EQ(sent_bytes_, 960u * 160 * 2 + 2400 * 7 * 4);
+  EXPECT_EQ(world_.groups[0], 0u);
+}
+
+TEST_F(M2nMethodTest, MovesEveryValueInGroups) {
+  groups_ = true;
+  for (const auto& of_rank : Wrong()) {
+    ASSERT_TRUE(of_rank.ok()) << of_rank.status();
+    EXPECT_EQ(**of_rank, 0u);
+  }
+  EXPECT_EQ(world_.groups[0], 2u);  // the refit and the check
 }
 
 // Queries, keys and values stand in one tensor, in another order on each side.
@@ -225,7 +248,7 @@ TEST_F(M2nMethodTest, CountsWhatIsWrong) {
     ASSERT_TRUE(of_rank.ok()) << of_rank.status();
     wrong += **of_rank;
   }
-  EXPECT_EQ(wrong, 2u);  // an element of each destination rank
+  EXPECT_EQ(wrong, 4u);  // an element of each tensor on each destination
 }
 
 TEST_F(M2nMethodTest, ErrorsHaveTheLibrarysOwnText) {

@@ -27,7 +27,7 @@ def main():
         staged = plan("staged.refit", ', "options": {"peer": "staged"}')
         colocated = plan("colocated.refit", ', "colocated": true')
         for arguments, message in (
-                ((direct, "--against", "m2n"), 'no method "m2n"; wanted nccl_m2n or messages'),
+                ((direct, "--against", "m2n"), 'no method "m2n"; wanted nccl_m2n, nccl_m2n_groups or messages'),
                 ((direct, "--against", "nccl_m2n"), "nccl_m2n needs a process for each rank: start them with --one-rank"),
                 ((direct, "--against", "nccl_m2n", "--one-rank"),
                  f"nccl_m2n needs NCCL 2.30.5 or later, and {nccl} is 2.28.9; REFIT_NCCL_LIBRARY may name another file"),
