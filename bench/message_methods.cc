@@ -22,13 +22,26 @@ uint64_t PatternWord(int32_t rank, uint64_t index) {
   return word ^ (word >> 27);
 }
 
-std::vector<uint64_t> Pattern(int32_t rank, uint64_t begin_byte,
-                              uint64_t size_bytes) {
-  std::vector<uint64_t> words((size_bytes + 7) / 8);
+// Arenas are filled and read in parts of this size.
+constexpr uint64_t kPartBytes = uint64_t{1} << 24;
+
+// Of the part at `begin_byte`, a multiple of 8.
+void MakePattern(int32_t rank, uint64_t begin_byte,
+                 std::vector<uint64_t>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     words[i] = PatternWord(rank, begin_byte / 8 + i);
   }
-  return words;
+}
+
+// Calls `body` with the begin and the size of each part of `size_bytes`.
+absl::Status ForEachPart(
+    uint64_t size_bytes,
+    const std::function<absl::Status(uint64_t, uint64_t)>& body) {
+  for (uint64_t begin = 0; begin < size_bytes; begin += kPartBytes) {
+    absl::Status status = body(begin, std::min(kPartBytes, size_bytes - begin));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 class MessageMethod : public TransferMethod {
@@ -79,15 +92,18 @@ class MessageMethod : public TransferMethod {
     status.Update(stream.status());
     if (!status.ok()) return status;
     stream_ = *std::move(stream);
-    const std::vector<uint64_t> pattern = Pattern(rank_, 0, arena_bytes_);
-    status = device_.Copy(outgoing_,
-                          reinterpret_cast<const std::byte*>(pattern.data()),
-                          arena_bytes_, stream_->get());
-    const std::vector<std::byte> nothing(arena_bytes_);
-    status.Update(
-        device_.Copy(incoming_, nothing.data(), arena_bytes_, stream_->get()));
-    status.Update(device_.Synchronize(stream_->get()));
-    return status;
+    std::vector<uint64_t> pattern(kPartBytes / 8);
+    const std::vector<std::byte> nothing(kPartBytes);
+    return ForEachPart(arena_bytes_, [&](uint64_t begin, uint64_t size_bytes) {
+      MakePattern(rank_, begin, pattern);
+      absl::Status copied = device_.Copy(
+          outgoing_ + begin, reinterpret_cast<std::byte*>(pattern.data()),
+          size_bytes, stream_->get());
+      copied.Update(device_.Copy(incoming_ + begin, nothing.data(), size_bytes,
+                                 stream_->get()));
+      copied.Update(device_.Synchronize(stream_->get()));
+      return copied;
+    });
   }
 
   std::string name() const override {
@@ -118,18 +134,14 @@ class MessageMethod : public TransferMethod {
   }
 
   absl::StatusOr<std::optional<uint64_t>> WrongElements() override {
-    std::vector<std::byte> found(arena_bytes_);
-    absl::Status status =
-        device_.Copy(found.data(), incoming_, arena_bytes_, stream_->get());
-    status.Update(device_.Synchronize(stream_->get()));
-    if (!status.ok()) return status;
     uint64_t wrong = 0;
     std::map<uint64_t, uint64_t> later;  // begin and end of what came later
     for (size_t r = rounds_.size(); r-- > 0;) {
       for (const StagedMessage& message : rounds_[r]) {
-        if (!message.is_send && !Merge(message, later)) {
-          wrong += WrongBytes(found, message);
-        }
+        if (message.is_send || Merge(message, later)) continue;
+        const absl::StatusOr<uint64_t> of_message = WrongBytes(message);
+        if (!of_message.ok()) return of_message.status();
+        wrong += *of_message;
       }
     }
     return wrong;
@@ -284,18 +296,28 @@ class MessageMethod : public TransferMethod {
     return met;
   }
 
-  uint64_t WrongBytes(const std::vector<std::byte>& found,
-                      const StagedMessage& message) const {
-    const std::vector<uint64_t> words =
-        Pattern(message.peer, message.peer_offset, message.size_bytes);
-    const auto* const expected =
-        reinterpret_cast<const std::byte*>(words.data());
-    const std::byte* const bytes = found.data() + message.offset;
-    if (std::memcmp(bytes, expected, message.size_bytes) == 0) return 0;
+  absl::StatusOr<uint64_t> WrongBytes(const StagedMessage& message) {
+    std::vector<uint64_t> pattern(kPartBytes / 8);
+    std::vector<std::byte> found(kPartBytes);
     uint64_t wrong = 0;
-    for (uint64_t i = 0; i < message.size_bytes; ++i) {
-      wrong += bytes[i] != expected[i];
-    }
+    absl::Status status = ForEachPart(
+        message.size_bytes, [&](uint64_t begin, uint64_t size_bytes) {
+          absl::Status copied =
+              device_.Copy(found.data(), incoming_ + message.offset + begin,
+                           size_bytes, stream_->get());
+          copied.Update(device_.Synchronize(stream_->get()));
+          MakePattern(message.peer, message.peer_offset + begin, pattern);
+          const auto* const expected =
+              reinterpret_cast<const std::byte*>(pattern.data());
+          if (std::memcmp(found.data(), expected, size_bytes) == 0) {
+            return copied;
+          }
+          for (uint64_t i = 0; i < size_bytes; ++i) {
+            wrong += found[i] != expected[i];
+          }
+          return copied;
+        });
+    if (!status.ok()) return status;
     return wrong;
   }
 
