@@ -205,6 +205,12 @@ class MessageMethod : public TransferMethod {
 
   absl::Status IssuePuts(Stream stream) {
     absl::Status status;
+    if (rounds_.empty()) {
+      // NCCL prepares one-sided sends on all ranks together, in each one's
+      // first call.
+      status.Update(Signal({rank_}, stream));
+      status.Update(AwaitSignals({{rank_, 1}}, stream));
+    }
     for (size_t r = 0; r < std::min<size_t>(ahead_, rounds_.size()); ++r) {
       status.Update(SayReady(r, stream));
     }
@@ -234,12 +240,15 @@ class MessageMethod : public TransferMethod {
     for (const StagedMessage& message : rounds_[r]) {
       if (!message.is_send) senders.insert(message.peer);
     }
-    if (senders.empty()) return absl::OkStatus();
+    return senders.empty() ? absl::OkStatus() : Signal(senders, stream);
+  }
+
+  absl::Status Signal(const std::set<int32_t>& peers, Stream stream) {
     return Call("ncclSignal", [&](nccl::Comm comm) {
       nccl::Result result = api_.GroupStart();
-      for (const int32_t sender : senders) {
+      for (const int32_t peer : peers) {
         if (result != nccl::kSuccess) break;
-        result = windows_.Signal(sender, 0, 0, 0, comm, stream);
+        result = windows_.Signal(peer, 0, 0, 0, comm, stream);
       }
       const nccl::Result ended = api_.GroupEnd();
       return result == nccl::kSuccess ? ended : result;
@@ -297,8 +306,9 @@ class MessageMethod : public TransferMethod {
   }
 
   absl::StatusOr<uint64_t> WrongBytes(const StagedMessage& message) {
-    std::vector<uint64_t> pattern(kPartBytes / 8);
-    std::vector<std::byte> found(kPartBytes);
+    const uint64_t part_bytes = std::min(kPartBytes, message.size_bytes);
+    std::vector<uint64_t> pattern((part_bytes + 7) / 8);
+    std::vector<std::byte> found(part_bytes);
     uint64_t wrong = 0;
     absl::Status status = ForEachPart(
         message.size_bytes, [&](uint64_t begin, uint64_t size_bytes) {

@@ -9,10 +9,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/staged_messages.h"
@@ -40,6 +42,10 @@ struct OneSided {
   std::atomic<std::byte*> windows[kRanksMax] = {};
   std::atomic<uint64_t> signals[kRanksMax][kRanksMax] = {};  // from, to
   uint64_t awaited[kRanksMax][kRanksMax] = {};
+  // Ranks that made their first call, for which all wait.
+  std::atomic<int> joined = 0;
+  bool has_joined[kRanksMax] = {};
+  int ranks = 0;
   std::atomic<bool> corrupts = false;
   std::atomic<bool> is_stuck = false;
 };
@@ -47,6 +53,27 @@ OneSided* one_sided = nullptr;
 thread_local int me = 0;
 
 nccl::Window WindowNumber() { return reinterpret_cast<nccl::Window>(1); }
+
+// Whether `done` came true in time.
+bool Await(const std::function<bool()>& done) {
+  const auto limit =
+      std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > limit) {
+      one_sided->is_stuck = true;
+      return false;
+    }
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// NCCL prepares one-sided sends on all ranks together.
+bool Join() {
+  if (std::exchange(one_sided->has_joined[me], true)) return true;
+  ++one_sided->joined;
+  return Await([] { return one_sided->joined == one_sided->ranks; });
+}
 
 nccl::WindowApi FakeWindows() {
   nccl::WindowApi api;
@@ -87,6 +114,11 @@ nccl::WindowApi FakeWindows() {
   };
   api.Signal = [](int peer, int, int, unsigned int, nccl::Comm,
                   nccl::CudaStream) {
+    if (!Join()) return nccl::kInternalError;
+    if (peer == me) {
+      ++one_sided->signals[me][peer];
+      return nccl::kSuccess;
+    }
     // The round that had the same staging is over.
     const std::vector<uint64_t>& needed = one_sided->needed[peer][me];
     const uint64_t rounds = one_sided->rounds[peer][me];
@@ -103,17 +135,14 @@ nccl::WindowApi FakeWindows() {
   };
   api.WaitSignal = [](int count, nccl::AwaitedSignals* awaited, nccl::Comm,
                       nccl::CudaStream) {
+    if (!Join()) return nccl::kInternalError;
     for (int i = 0; i < count; ++i) {
       uint64_t& wanted = one_sided->awaited[awaited[i].peer][me];
       wanted += static_cast<uint64_t>(awaited[i].count);
-      const auto limit =
-          std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      while (one_sided->signals[awaited[i].peer][me] < wanted) {
-        if (std::chrono::steady_clock::now() > limit) {
-          one_sided->is_stuck = true;
-          return nccl::kInternalError;
-        }
-        std::this_thread::yield();
+      const std::atomic<uint64_t>& signals =
+          one_sided->signals[awaited[i].peer][me];
+      if (!Await([&] { return signals >= wanted; })) {
+        return nccl::kInternalError;
       }
     }
     return nccl::kSuccess;
@@ -129,6 +158,7 @@ class MessageMethodsTest : public testing::Test {
   uint64_t WrongBytes(const PlanFile& plan, const MessageOptions& options) {
     one_sided_ = std::make_unique<OneSided>();
     one_sided_->corrupts = corrupts_;
+    one_sided_->ranks = plan.world_size();
     one_sided = one_sided_.get();
     HostDevice device;
     std::vector<uint32_t> hosts;
@@ -242,6 +272,19 @@ TEST_F(MessageMethodsTest, PairsThatSendBothWays) {
   for (const MessageWay way : kWays) {
     EXPECT_EQ(WrongBytes(plan, {.way = way}), 0u) << static_cast<int>(way);
   }
+}
+
+TEST_F(MessageMethodsTest, RanksWithoutMessagesTakePart) {
+  const PlanFile plan = CompiledPlan(
+      R"({"model": {"parameters": [
+            {"name": "w", "shape": [1], "dtype": "bf16"}]},
+          "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 2}}},
+            "tensors": [{"match": "*", "mesh": "m",
+                         "placements": ["Replicate"]}]},
+          "destination": {"layout": "fsdp", "data_parallel": 1},
+          "options": {"peer": "staged"}})");
+  ASSERT_TRUE(StagedRounds(plan, 0).empty() != StagedRounds(plan, 1).empty());
+  EXPECT_EQ(WrongBytes(plan, {.way = MessageWay::kPutSignal}), 0u);
 }
 
 TEST_F(MessageMethodsTest, CountsWrongBytes) {
