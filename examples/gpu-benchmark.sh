@@ -33,7 +33,13 @@ for job in examples/jobs/gpu/"$gpus"-*.json; do
   case $name in
     *-colocated) ranks $((2 * gpus)) "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 ;;
     *-fp8*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
-    *-staged) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ${m2n:+--against messages} ;;
+    *-staged)
+      if [ -n "$m2n" ]; then
+        ranks "$gpus" "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 --against messages
+      else
+        "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10
+      fi
+      ;;
     *-two-engines | *-0.6b*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
     *)
       if [ -n "$m2n" ]; then
