@@ -21,7 +21,11 @@ namespace refit::control {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 
+// A host that does not answer for so long is given up, as keepalive does with
+// one that is connected.
+constexpr seconds kSilentTime{20};
 constexpr milliseconds kRetryTimeMin{10};
 constexpr milliseconds kRetryTimeMax{500};
 constexpr size_t kReadBytes = size_t{64} << 10;
@@ -91,8 +95,7 @@ static bool IsLast(const Frame& answer) {
 // The server's answer to this rank's proof: kAccepted, or its last word.
 static absl::StatusOr<Frame> Enter(const TcpRendezvous& rendezvous,
                                    ControlPlane::Deadline deadline,
-                                   Link& link) {
-  const Clock::time_point limit = AnswerLimit(deadline);
+                                   Clock::time_point limit, Link& link) {
   const auto ask = [&](FrameType type, std::string payload) {
     const absl::Status sent = SendAll(link.socket,
                                       Encode({.type = type,
@@ -134,6 +137,7 @@ static absl::StatusOr<Frame> Enter(const TcpRendezvous& rendezvous,
         rendezvous.rank));
   }
   link.reader.set_payload_bytes_max(kPayloadBytesMax);
+  link.let_in = true;
   return answer;
 }
 
@@ -144,8 +148,9 @@ static std::string AbortFrame(int32_t rank, const absl::Status& why) {
 }
 
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
-                           ControlPlane::Deadline deadline, Link& link) {
-  absl::StatusOr<Frame> answer = Enter(rendezvous, deadline, link);
+                           ControlPlane::Deadline deadline,
+                           Clock::time_point limit, Link& link) {
+  absl::StatusOr<Frame> answer = Enter(rendezvous, deadline, limit, link);
   if (!answer.ok() || IsLast(*answer)) return answer;
   answer = ReceiveFrame(link, AnswerLimit(deadline));
   // One that gives up would be missing: it is over for all.
@@ -162,12 +167,13 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
 
 absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
                                  const absl::Status& reason,
-                                 ControlPlane::Deadline deadline, Link& link) {
+                                 ControlPlane::Deadline deadline,
+                                 Clock::time_point limit, Link& link) {
   TcpRendezvous outside = rendezvous;
   outside.rank = kNoRank;
-  absl::StatusOr<Frame> answer = Enter(outside, deadline, link);
+  absl::StatusOr<Frame> answer = Enter(outside, deadline, limit, link);
   if (!answer.ok() || IsLast(*answer)) return answer;
-  const Clock::time_point limit = AnswerLimit(deadline);
+  limit = AnswerLimit(deadline);
   const absl::Status sent =
       SendAll(link.socket, AbortFrame(kNoRank, reason), limit);
   if (!sent.ok()) return sent;
@@ -185,15 +191,51 @@ absl::Status Verdict(const Frame& answer) {
                                             : PayloadStatus(answer.payload);
 }
 
-// Tries to connect and `meet` until the server is willing, refuses, or the
-// deadline has passed.
+// Why rank 0 was not reached: the last try's `status`, after `waited`.
+static absl::Status NotReached(const TcpRendezvous& rendezvous,
+                               const std::string& address,
+                               const absl::Status& status,
+                               Clock::duration waited) {
+  const bool by_id = rendezvous.id_name != 0;
+  return absl::Status(
+      absl::IsNotFound(status) ? absl::StatusCode::kUnavailable : status.code(),
+      absl::StrCat("connect: rank 0 was not reached at ", address,
+                   by_id ? "," : "", " before the deadline, in ",
+                   std::chrono::round<seconds>(waited).count(),
+                   " s: ", status.message()));
+}
+
+// Why it is waited for no longer, before the deadline.
+static absl::Status Gone(const std::string& address, bool let_in,
+                         const absl::Status& status, Clock::duration waited) {
+  return absl::UnavailableError(absl::StrCat(
+      "connect: rank 0 ",
+      let_in                     ? "is gone: it had let this rank in at "
+      : absl::IsNotFound(status) ? "is gone: nobody listens at "
+                                 : "cannot be reached: nobody answers at ",
+      address, let_in ? ", then the connection ended" : "", " (",
+      status.message(), "), after ",
+      std::chrono::round<seconds>(waited).count(), " s; ",
+      let_in ? "see how its process ended"
+             : "see how the process ended that made the id, or whether its "
+               "REFIT_HOST is reached from here"));
+}
+
+// Tries to connect and `meet` until the server is willing, refuses, is gone, or
+// the deadline has passed. Who has a unique id knows that its creator listens
+// as long as it lives, and who was let in, that rank 0 was there. All others
+// may be early.
 static absl::StatusOr<Link> ConnectAnd(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline,
-    absl::FunctionRef<absl::StatusOr<Frame>(Link&)> meet) {
+    absl::FunctionRef<absl::StatusOr<Frame>(Link&, Clock::time_point limit)>
+        meet) {
   const bool by_id = rendezvous.id_name != 0;
   const std::string address =
       absl::StrCat(AddressText(rendezvous.host, rendezvous.port),
                    by_id ? ", where its unique id is from" : "");
+  const Clock::time_point start = Clock::now();
+  bool let_in = false;
+  std::optional<Clock::time_point> absent_since;
   milliseconds pause = kRetryTimeMin;
   WaitReminder reminder;
   while (true) {
@@ -202,15 +244,23 @@ static absl::StatusOr<Link> ConnectAnd(
         Connect(rendezvous.host, rendezvous.port, deadline);
     if (socket.ok()) {
       Link link{*std::move(socket)};
-      const absl::StatusOr<Frame> answer = meet(link);
+      // A child of rank 0's process may keep the port open, but does not
+      // answer.
+      Clock::time_point limit = AnswerLimit(deadline);
+      if (let_in) limit = std::min(limit, *absent_since + kGoneTime);
+      const absl::StatusOr<Frame> answer = meet(link, limit);
       status = answer.ok() ? Verdict(*answer) : answer.status();
       if (status.ok()) return link;
-      const bool may_come_again = answer.ok()
-                                      ? answer->type == FrameType::kLater
-                                      : !absl::IsPermissionDenied(status);
-      if (!may_come_again) return status;
+      const bool later = answer.ok() && answer->type == FrameType::kLater;
+      if (!later && (answer.ok() || absl::IsPermissionDenied(status))) {
+        return status;
+      }
+      let_in = !later && (let_in || link.let_in);
+      if (!let_in) absent_since.reset();
+      if (let_in && link.let_in) absent_since = Clock::now();
     } else {
       status = socket.status();
+      if (!absent_since.has_value()) absent_since = Clock::now();
     }
     const Clock::time_point now = Clock::now();
     if (absl::Status s = PollInterruption(); !s.ok()) return s;
@@ -219,11 +269,14 @@ static absl::StatusOr<Link> ConnectAnd(
                  std::string(status.message()));
     }
     if (now >= deadline) {
-      return absl::Status(
-          status.code(),
-          absl::StrCat("connect: rank 0 was not reached at ", address,
-                       by_id ? "," : "",
-                       " before the deadline: ", status.message()));
+      return NotReached(rendezvous, address, status, now - start);
+    }
+    const seconds patience =
+        let_in || absl::IsNotFound(status) ? kGoneTime : kSilentTime;
+    // A host's name may have no address yet.
+    if ((by_id || let_in) && absent_since.has_value() &&
+        !absl::IsInvalidArgument(status) && now - *absent_since >= patience) {
+      return Gone(address, let_in, status, now - start);
     }
     // Rank 0, or its host's name, may not be there yet.
     std::this_thread::sleep_for(
@@ -234,18 +287,19 @@ static absl::StatusOr<Link> ConnectAnd(
 
 absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline) {
-  return ConnectAnd(rendezvous, deadline, [&](Link& link) {
-    return Meet(rendezvous, deadline, link);
-  });
+  return ConnectAnd(rendezvous, deadline,
+                    [&](Link& link, Clock::time_point limit) {
+                      return Meet(rendezvous, deadline, limit, link);
+                    });
 }
 
 absl::StatusOr<Link> ConnectAndEndMeeting(const TcpRendezvous& rendezvous,
                                           const absl::Status& reason,
                                           ControlPlane::Deadline deadline) {
-  return ConnectAnd(rendezvous, deadline,
-                    [&](Link& link) {
-                      return EndMeeting(rendezvous, reason, deadline, link);
-                    });
+  return ConnectAnd(
+      rendezvous, deadline, [&](Link& link, Clock::time_point limit) {
+        return EndMeeting(rendezvous, reason, deadline, limit, link);
+      });
 }
 
 }  // namespace refit::control

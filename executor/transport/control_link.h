@@ -19,10 +19,15 @@ namespace refit::control {
 // either by then does a rank decide alone.
 inline constexpr std::chrono::seconds kAnswerTime{5};
 
+// Who was there, and could come again, is gone after this time: a process that
+// is started anew takes longer.
+inline constexpr std::chrono::seconds kGoneTime{3};
+
 // A connection with the server, who may be a stranger until they have met.
 struct Link {
   Socket socket;
   FrameReader reader{kStrangerBytesMax};
+  bool let_in = false;  // both have proved themselves
 };
 
 // For the server, whose clock is another. At most kRemainingMsMax.
@@ -38,24 +43,27 @@ absl::Status SendAll(const Socket& socket, std::string_view bytes,
 // Errors: kDeadlineExceeded; kUnavailable, the connection is of no more use.
 absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit);
 
-// Proves to the server to be a member, has it prove the same, and returns its
-// last word, when all ranks have come or it is clear that they cannot. Errors:
-// kDeadlineExceeded, kUnavailable; whoever is there is not, or no longer, the
-// server. kPermissionDenied: it does not have the secret.
+// Proves to the server to be a member, has it prove the same by `limit`, and
+// returns its last word, when all ranks have come or it is clear that they
+// cannot. Errors: kDeadlineExceeded, kUnavailable; whoever is there is not, or
+// no longer, the server. kPermissionDenied: it does not have the secret.
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
-                           ControlPlane::Deadline deadline, Link& link);
+                           ControlPlane::Deadline deadline,
+                           Clock::time_point limit, Link& link);
 
 // The same, but has the server end the meeting for `reason`. A welcome: it has
 // done so.
 absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
                                  const absl::Status& reason,
-                                 ControlPlane::Deadline deadline, Link& link);
+                                 ControlPlane::Deadline deadline,
+                                 Clock::time_point limit, Link& link);
 
 // OK if the last word is a welcome, else why the server refuses.
 absl::Status Verdict(const Frame& answer);
 
 // Connects with the server and meets the other ranks: tries until it is
-// welcome, is refused or the deadline has passed. Errors as of ConnectTcp.
+// welcome, is refused, the server is gone or the deadline has passed. Errors as
+// of ConnectTcp.
 absl::StatusOr<Link> ConnectAndMeet(const TcpRendezvous& rendezvous,
                                     ControlPlane::Deadline deadline);
 

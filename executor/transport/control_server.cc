@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "executor/transport/control_link.h"
 #include "executor/transport/unique_id_listener.h"
 
 namespace refit::control {
@@ -461,6 +462,7 @@ void ControlServer::Expire(Clock::time_point now) {
     }
   }
   if (phase_ == Phase::kEnded && ended_until_ <= now) Close();
+  if (phase_ == Phase::kMeeting && EndMeetingIfLeft(now)) return;
   if (phase_ == Phase::kMeeting) ReportMissing(now);
   if (phase_ == Phase::kMet) {
     steps_.Expire(now);
@@ -481,6 +483,23 @@ void ControlServer::EndMeeting(const absl::Status& status,
   for (Connection* rank : have_come) {
     if (rank != nullptr && rank != own_) TellEnded(*rank);
   }
+}
+
+// A rank that was here and does not come back is gone: to wait for it until the
+// deadline would be in vain.
+bool ControlServer::EndMeetingIfLeft(Clock::time_point now) {
+  std::erase_if(
+      left_, [&](const Left& left) { return by_rank_[left.rank] != nullptr; });
+  for (const Left& left : left_) {
+    if (left.until > now) continue;
+    EndMeeting(
+        absl::UnavailableError(absl::StrCat(
+            "rank ", left.rank, " is gone: ", processes_[left.rank],
+            " had come, then ", left.reason, ", and it did not come again")),
+        kEndedTime);
+    return true;
+  }
+  return false;
 }
 
 void ControlServer::TellEnded(Connection& connection) {
@@ -522,6 +541,7 @@ Clock::time_point ControlServer::NextEvent() const {
   }
   if (phase_ == Phase::kMeeting) {
     next = std::min(next, meeting_reminder_.next());
+    for (const Left& left : left_) next = std::min(next, left.until);
   }
   if (phase_ == Phase::kEnded) next = std::min(next, ended_until_);
   if (phase_ == Phase::kMet) {
@@ -613,7 +633,10 @@ void ControlServer::Lose(Connection& connection, const std::string& reason) {
   if (connection.closing) return;
   if (is_own) return Close();
   if (rank < 0) return;
-  by_rank_[rank] = nullptr;  // in a meeting, it may come again
+  by_rank_[rank] = nullptr;
+  if (phase_ == Phase::kMeeting) {
+    left_.push_back({rank, Clock::now() + kGoneTime, reason});
+  }
   if (phase_ != Phase::kMet || rank_gone_) return;
   rank_gone_ = true;
   SendToAll({.type = FrameType::kGone,
@@ -629,6 +652,9 @@ void ControlServer::Close() {
         {.type = FrameType::kGoodbye, .step = steps_.StrideOf(0), .rank = 0});
   }
   phase_ = Phase::kClosing;
+  if (id_name_ != 0 && listener_.fd() >= 0) {
+    ReturnUniqueIdListener(id_name_, std::move(listener_));
+  }
   listener_.Close();
   for (const auto& connection : connections_) {
     if (connection->rank < 0 && !connection->closing) connection->over = true;

@@ -87,6 +87,7 @@ class ControlServer {
   // Refuses all that have come, with `status`, and those who come while it
   // stays.
   void EndMeeting(const absl::Status& status, Clock::duration stay);
+  bool EndMeetingIfLeft(Clock::time_point now);
   void TellEnded(Connection& connection);
   void ReportMissing(Clock::time_point now);
   Clock::time_point NextEvent() const;
@@ -114,6 +115,14 @@ class ControlServer {
   Connection* own_ = nullptr;           // rank 0's
   std::vector<Connection*> by_rank_;    // null: not there
   std::vector<std::string> processes_;  // by rank; "" if it never came
+  // Of ranks that were let in and lost their connection before all had come:
+  // until when they may come again.
+  struct Left {
+    int32_t rank;
+    Clock::time_point until;
+    std::string reason;
+  };
+  std::vector<Left> left_;
   std::string trouble_;                 // of the meeting, the last
   WaitReminder meeting_reminder_;
   absl::Status ended_;  // why the meeting did

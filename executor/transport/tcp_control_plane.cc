@@ -436,8 +436,8 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     absl::StatusOr<OwnServer> started = StartServer(rendezvous);
     if (!started.ok()) return started.status();
     own = *std::move(started);
-    const absl::StatusOr<Frame> answer =
-        control::Meet(rendezvous, deadline, own.link);
+    const absl::StatusOr<Frame> answer = control::Meet(
+        rendezvous, deadline, control::AnswerLimit(deadline), own.link);
     if (!answer.ok()) return answer.status();
     status = control::Verdict(*answer);
     if (!status.ok()) return status;
@@ -463,8 +463,8 @@ absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
   if (!status.ok()) return status;
   absl::StatusOr<OwnServer> own = StartServer(rendezvous);
   if (!own.ok()) return own.status();
-  const absl::StatusOr<Frame> answer =
-      control::EndMeeting(rendezvous, reason, deadline, own->link);
+  const absl::StatusOr<Frame> answer = control::EndMeeting(
+      rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);
   return answer.ok() ? control::Verdict(*answer) : answer.status();
 }
 

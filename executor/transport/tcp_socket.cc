@@ -1,10 +1,12 @@
 #include "executor/transport/tcp_socket.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,6 +15,8 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -39,7 +43,32 @@ struct FreeAddresses {
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
 absl::Status ErrnoStatus(const char* call) {
-  return absl::UnavailableError(absl::StrCat(call, ": ", std::strerror(errno)));
+  const absl::StatusCode code = errno == ECONNREFUSED
+                                    ? absl::StatusCode::kNotFound
+                                    : absl::StatusCode::kUnavailable;
+  return absl::Status(code, absl::StrCat(call, ": ", std::strerror(errno)));
+}
+
+// The sockets that a child after fork is not to have. An open copy of one there
+// would hide from the other end that this process is gone.
+struct Kept {
+  std::mutex mutex;  // also held while one is closed, and while a child is made
+  std::set<int> sockets;
+};
+Kept& TheKept() {
+  static Kept& kept = *new Kept;  // forks and threads may outlive statics
+  static const int handled = pthread_atfork(
+      [] { TheKept().mutex.lock(); }, [] { TheKept().mutex.unlock(); },
+      [] {
+        // In its place, so that nobody else in the child gets its number while
+        // copies of this process's objects believe to have it.
+        const int empty = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        for (const int fd : TheKept().sockets) dup3(empty, fd, O_CLOEXEC);
+        close(empty);
+        TheKept().mutex.unlock();
+      });
+  (void)handled;  // without it, all works but that
+  return kept;
 }
 
 absl::StatusOr<Addresses> Resolve(const std::string& host, uint16_t port) {
@@ -141,6 +170,27 @@ absl::StatusOr<Socket> ConnectTo(const addrinfo& address,
 }
 
 }  // namespace
+
+void Socket::Close() {
+  if (fd() < 0) return;
+  Kept& kept = TheKept();
+  std::lock_guard lock(kept.mutex);
+  kept.sockets.erase(fd());
+  descriptor_.Close();
+}
+
+void Socket::LeaveToChildren() {
+  Kept& kept = TheKept();
+  std::lock_guard lock(kept.mutex);
+  kept.sockets.erase(fd());
+}
+
+void Socket::KeepFromChildren() {
+  if (fd() < 0) return;
+  Kept& kept = TheKept();
+  std::lock_guard lock(kept.mutex);
+  kept.sockets.insert(fd());
+}
 
 std::string AddressText(const std::string& host, uint16_t port) {
   const bool ipv6 = absl::StrContains(host, ':');

@@ -17,7 +17,26 @@ namespace refit::control {
 
 using Clock = std::chrono::steady_clock;
 
-using Socket = FileDescriptor;
+// A socket's descriptor. A child after fork has an empty socket in its place:
+// the other end sees this process end, though its children go on.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : descriptor_(fd) { KeepFromChildren(); }
+  Socket(Socket&&) noexcept = default;
+  Socket& operator=(Socket&&) noexcept = default;
+  ~Socket() { Close(); }
+
+  int fd() const { return descriptor_.fd(); }
+  void Close();
+
+  // From now on a child after fork has this socket too, or not any more.
+  void LeaveToChildren();
+  void KeepFromChildren();
+
+ private:
+  FileDescriptor descriptor_;
+};
 
 // "host:port", as one would write it in a URL.
 std::string AddressText(const std::string& host, uint16_t port);
@@ -46,8 +65,8 @@ std::string BoundText(const Socket& socket);
 absl::StatusOr<Socket> Accept(const Socket& listener);
 
 // Tries each address of `host` once, until `deadline` at most. Errors:
-// kInvalidArgument, `host` has no address; kUnavailable, with the reason of the
-// last one.
+// kInvalidArgument, `host` has no address; with the reason of the last one,
+// kNotFound, nobody listens there, and kUnavailable.
 absl::StatusOr<Socket> Connect(const std::string& host, uint16_t port,
                                Clock::time_point deadline);
 

@@ -53,18 +53,20 @@ uint64_t Checksum(std::string_view bytes) {
       .low();
 }
 
-// How many ids of this process listen before rank 0 has come. An older one's
-// port is free again until then.
+// How many ids of this process listen while they have no meeting. An older
+// one's port is free again until rank 0 comes.
 constexpr size_t kListenersMax = 64;
 
-// The ids that this process created; a socket is without a descriptor when a
-// meeting has taken it, or too many others came after it.
+// The ids that this process created; a socket is without a descriptor while a
+// meeting has it, or when too many others came after it.
 struct Created {
   std::mutex mutex;
   std::map<uint64_t, Socket> listeners;  // by the id's name
   std::deque<uint64_t> listening;        // names, oldest first
 
   void Add(uint64_t name, Socket listener) {
+    // Rank 0 may be a child.
+    listener.LeaveToChildren();
     std::lock_guard lock(mutex);
     listeners[name] = std::move(listener);
     listening.push_back(name);
@@ -213,8 +215,15 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
         "): rank 0 must be where it was"));
   }
   std::erase(created.listening, rendezvous.id_name);
-  if (found->second.fd() >= 0) return std::move(found->second);
-  return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll);
+  if (found->second.fd() < 0) {
+    return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll);
+  }
+  found->second.KeepFromChildren();
+  return std::move(found->second);
+}
+
+void ReturnUniqueIdListener(uint64_t id_name, Socket listener) {
+  TheCreated().Add(id_name, std::move(listener));
 }
 
 }  // namespace control

@@ -8,10 +8,14 @@
 
 namespace refit::control {
 
-// The socket that the id's creation opened; when a meeting took it before, a
-// new one at the same port. Errors: kFailedPrecondition, the id is of another
-// process; kUnavailable, the port is taken.
+// The socket that the id's creation opened; if it was closed since, a new one
+// at the same port. Errors: kFailedPrecondition, the id is of another process;
+// kUnavailable, the port is taken.
 absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous);
+
+// Gives it back after a meeting. The process listens on for the next one: so
+// long as it lives, nobody is told that nobody listens.
+void ReturnUniqueIdListener(uint64_t id_name, Socket listener);
 
 }  // namespace refit::control
 

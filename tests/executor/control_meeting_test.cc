@@ -1,5 +1,8 @@
 // How ranks meet, and whom else they may meet.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -14,6 +17,7 @@
 #include "executor/transport/control_server.h"
 #include "executor/transport/tcp_socket.h"
 #include "refit/control_plane.h"
+#include "refit/unique_id.h"
 #include "tests/executor/control_plane_fixture.h"
 #include "tests/executor/stranger.h"
 
@@ -142,7 +146,80 @@ TEST_F(ControlMeetingTest, SaysWhereNobodyListens) {
       ConnectTcp(Rendezvous(1, 2), In(std::chrono::milliseconds(50))).status(),
       absl::StatusCode::kUnavailable,
       "connect: rank 0 was not reached at 127.0.0.1:" + std::to_string(port_) +
-          " before the deadline: connect: Connection refused");
+          " before the deadline, in 0 s: connect: Connection refused");
+}
+
+// It may be started later.
+TEST_F(ControlMeetingTest, RankZeroThatNeverCameIsWaitedFor) {
+  std::thread rank1([&] { EXPECT_TRUE(Connect(1, 2).ok()); });
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  EXPECT_TRUE(Connect(0, 2).ok());
+  rank1.join();
+}
+
+TEST_F(ControlMeetingTest, RankZeroThatDiesBeforeAllHaveMetIsGone) {
+  const pid_t rank0 = fork();
+  if (rank0 == 0) {
+    (void)Connect(0, 3);
+    _exit(1);
+  }
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    kill(rank0, SIGKILL);
+  });
+  const absl::Status status = Connect(1, 3).status();
+  killer.join();
+  waitpid(rank0, nullptr, 0);
+  ExpectStatus(
+      status, absl::StatusCode::kUnavailable,
+      "connect: rank 0 is gone: it had let this rank in at 127.0.0.1:" +
+          std::to_string(port_) +
+          ", then the connection ended (connect: Connection refused), "
+          "after 5 s; see how its process ended");
+}
+
+// The child has the port too, and never answers.
+TEST_F(ControlMeetingTest, ChildOfRankZeroThatLivesOnDoesNotHideItsDeath) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const UniqueId id = *CreateUniqueId();
+  const pid_t rank0 = fork();
+  if (rank0 == 0) {
+    close(ends[1]);
+    char none;
+    if (fork() == 0) _exit(static_cast<int>(read(ends[0], &none, 1)));
+    (void)ConnectTcp(*RendezvousFromUniqueId(id, 0, 3), Ample());
+    _exit(1);
+  }
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    kill(rank0, SIGKILL);
+  });
+  const absl::Status status =
+      ConnectTcp(*RendezvousFromUniqueId(id, 1, 3), Ample()).status();
+  killer.join();
+  waitpid(rank0, nullptr, 0);
+  close(ends[0]);
+  close(ends[1]);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_EQ(status.message().find("connect: rank 0 is gone: it had let this "
+                                  "rank in at "),
+            0u)
+      << status;
+}
+
+TEST_F(ControlMeetingTest, RankThatDiesBeforeAllHaveMetEndsTheMeeting) {
+  OnRanks({0, 2}, [&](int32_t rank) {
+    if (rank == 2) MeetByHand(port_, 1, 4).Close();
+    const absl::Status status = Connect(rank, 4).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_EQ(status.message().find("rank 1 is gone: "), 0u) << status;
+    EXPECT_NE(status.message().find(
+                  " had come, then the connection was closed, and it did not "
+                  "come again"),
+              std::string::npos)
+        << status;
+  });
 }
 
 TEST_F(ControlMeetingTest, SaysThatThePortIsTaken) {
@@ -229,9 +306,10 @@ TEST_F(ControlMeetingTest, RankThatLeftMeetsAgainOnceRankZeroHasClosed) {
           ConnectTcp(Rendezvous(1, 3), In(std::chrono::milliseconds(300)))
               .status(),
           absl::StatusCode::kUnavailable,
-          absl::StrCat("connect: rank 0 was not reached at 127.0.0.1:", port_,
-                       " before the deadline: it has not closed its last "
-                       "meeting yet, which rank 1 left"));
+          absl::StrCat(
+              "connect: rank 0 was not reached at 127.0.0.1:", port_,
+              " before the deadline, in 0 s: it has not closed its last "
+              "meeting yet, which rank 1 left"));
       put_off = true;
       put_off.notify_all();
     }

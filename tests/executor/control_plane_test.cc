@@ -357,7 +357,7 @@ TEST_F(ControlPlaneTest, ResultsReachRanksOfWhichOthersCloseAtOnce) {
 // A rank in a process of its own, which dies.
 class DyingRank {
  public:
-  enum class Death { kExits, kIsKilled };
+  enum class Death { kExits, kIsKilled, kIsKilledButNotItsChild };
 
   // Fork before this process has threads.
   DyingRank(const TcpRendezvous& rendezvous, Death death) : death_(death) {
@@ -373,7 +373,7 @@ class DyingRank {
   }
 
   void Die() const {
-    if (death_ == Death::kIsKilled) kill(pid_, SIGKILL);
+    if (death_ != Death::kExits) kill(pid_, SIGKILL);
     EXPECT_EQ(write(order_[1], "x", 1), 1);
   }
 
@@ -385,6 +385,10 @@ class DyingRank {
     (*plane)->BeginStep();
     if (!(*plane)->AllGather("dying", "ids", Ample()).ok()) _exit(1);
     char order;
+    if (death_ == Death::kIsKilledButNotItsChild && fork() == 0) {
+      while (read(order_[0], &order, 1) > 0) continue;  // to the test's end
+      _exit(0);
+    }
     _exit(read(order_[0], &order, 1) == 1 ? 0 : 1);
   }
 
@@ -434,14 +438,16 @@ class RankDies : public ControlPlaneTest,
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(ControlPlane, RankDies,
-                         testing::Values(DyingRank::Death::kExits,
-                                         DyingRank::Death::kIsKilled),
-                         [](const auto& info) {
-                           return info.param == DyingRank::Death::kExits
-                                      ? "Exits"
-                                      : "IsKilled";
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    ControlPlane, RankDies,
+    testing::Values(DyingRank::Death::kExits, DyingRank::Death::kIsKilled,
+                    DyingRank::Death::kIsKilledButNotItsChild),
+    [](const auto& info) {
+      return info.param == DyingRank::Death::kExits ? "Exits"
+             : info.param == DyingRank::Death::kIsKilled
+                 ? "IsKilled"
+                 : "IsKilledButNotItsChild";
+    });
 
 TEST_P(RankDies, IsNamedOnAllRanks) { ExpectNamed(1); }
 TEST_P(RankDies, RankZeroIsNamedOnAllRanks) { ExpectNamed(0); }

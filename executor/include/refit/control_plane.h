@@ -119,6 +119,7 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment();
 // have one secret. The first of their deadlines that passes is the end for all
 // of them; nothing that others send is. Errors: kDeadlineExceeded (rank 0 names
 // the first missing rank), kUnavailable (nobody listens at the address by then;
+// within seconds: the unique id's creator is gone, or a rank that had come;
 // rank 0: the port is taken), kAlreadyExists (two processes are the same rank,
 // named), kInvalidArgument (another world size, both named; another unique id;
 // or an address that is none), kPermissionDenied (another secret, at either

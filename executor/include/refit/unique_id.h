@@ -21,9 +21,9 @@ struct UniqueId {
 };
 
 // Made in the process that is to be rank 0, which listens from then on, at any
-// free port; of ids that rank 0 has not come for, the 64 newest listen. Others
-// reach it at the name or address in REFIT_HOST, or else at the first address
-// of a network interface that is up. Errors: kUnavailable, no port;
+// free port, as long as it lives; of ids without a meeting, the 64 newest do.
+// Others reach it at the name or address in REFIT_HOST, or else at the first
+// address of a network interface that is up. Errors: kUnavailable, no port;
 // kInvalidArgument, REFIT_HOST is too long.
 absl::StatusOr<UniqueId> CreateUniqueId();
 
