@@ -289,10 +289,11 @@ class Worker:
         meeting = bytes.fromhex(request["meeting"])
         with workers.ending_the_meeting(meeting):
             plan = Plan.load(request["plan"])
+        parameters, buffers = tensors_of(self._runner.model)
         rank = workers.place_in_plan(
             plan, lambda: rank_in_plan(plan, place, engine),
             ranks=place.tensor_parallel * place.pipeline_parallel * place.data_parallel,
-            parameters=tensors_of(self._runner.model)[0], meeting=meeting, job_side=lambda: job_side(self.facts()))
+            parameters=parameters, buffers=buffers, towers=TOWERS, meeting=meeting, job_side=lambda: job_side(self.facts()))
         executor = Executor(plan, rank, device=self._device(), rendezvous=from_unique_id(meeting, rank, plan.world_size))
         self._check_backends = bool(request.get("check_backends", True))
         self.executor = executor

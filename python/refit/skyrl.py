@@ -73,7 +73,9 @@ class Sender(WeightTransferSender):
         self._engines_joined: Optional[bytes] = None
 
     async def send_chunks(self, chunks: Iterable[WeightChunk], weight_metadata: Optional[dict[str, list[Any]]] = None) -> None:
-        rank = torch.distributed.get_rank()
+        rank, workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if workers != self._sender.plan.source_ranks:
+            raise InvalidArgument(f"SkyRL has {workers} policy workers; the plan has {self._sender.plan.source_ranks} source ranks")
         # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
         meeting = [unique_id() if rank == 0 and not self._sender.joined else self._meeting]
         torch.distributed.broadcast_object_list(meeting, src=0)
@@ -105,7 +107,7 @@ class Sender(WeightTransferSender):
 
         async def one(number: int, url: str) -> list[Any]:
             # An engine's ranks of data parallelism are servers of their own.
-            engine = {"engine": number // ranks} if method == "refit_init" else {}
+            engine = {"engine": number // ranks, "engines": len(urls) // ranks} if method == "refit_init" else {}
             _, answer = await self._client._call_server(url, "/collective_rpc", {"method": method, "kwargs": {**arguments, **engine}})
             replies: list[Any] = answer["body"]["results"]
             return replies

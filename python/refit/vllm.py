@@ -191,15 +191,18 @@ def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
 
 
 def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, model: Any, *, rank: int, device: Any,
-                engine: int = 0, check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Executor:
-    """An executor that is bound to a vLLM worker's live model."""
+                engine: int = 0, engines: Optional[int] = None, check_backends: bool = True,
+                timeout: float = TIMEOUT_SECONDS) -> Executor:
+    """An executor that is bound to a vLLM worker's live model. `engines`: of how many that join, if that is known."""
     meeting = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
     parallel = vllm_config.parallel_config
     with workers.ending_the_meeting(meeting):
         plan = load_plan(plan)
+    parameters, buffers = tensors_of(model)
     place = workers.place_in_plan(
         plan, lambda: rank_in_plan(plan, parallel, rank, engine), ranks=parallel.world_size * parallel.data_parallel_size,
-        parameters=tensors_of(model)[0], meeting=meeting, job_side=lambda: job_side(facts_of(vllm_config, model)))
+        parameters=parameters, buffers=buffers, towers=towers_of(model), meeting=meeting,
+        job_side=lambda: job_side(facts_of(vllm_config, model)), engines=engines)
     with workers.ending_the_meeting(meeting):
         if isinstance(meeting, bytes):
             executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
@@ -270,9 +273,9 @@ class WorkerExtension:
     _refit_check_backends = True
 
     def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
-                   timeout: float = TIMEOUT_SECONDS) -> Reply:
+                   timeout: float = TIMEOUT_SECONDS, engines: Optional[int] = None) -> Reply:
         """Meets trainers and workers, and binds this worker's tensors. Of several engines `engine` is this one's
-        number. An executor of an earlier meeting is closed."""
+        number; `engines` is how many they are, for who knows. An executor of an earlier meeting is closed."""
         def init() -> None:
             worker: Any = self
             vllm_sleep.watch(worker)
@@ -281,7 +284,7 @@ class WorkerExtension:
                 self._refit = None
             self._refit_check_backends = check_backends
             self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
-                                      device=worker.device, engine=engine, check_backends=check_backends,
+                                      device=worker.device, engine=engine, engines=engines, check_backends=check_backends,
                                       timeout=timeout)
         return self._refit_reply(init)
 

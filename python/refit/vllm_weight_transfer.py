@@ -33,11 +33,13 @@ from refit.workers import end_meeting, make_whole
 
 @dataclasses.dataclass
 class RefitInitInfo(WeightTransferInitInfo):
-    """What a worker needs to join. `plan`: a path that it can read. `meeting`: a unique id as hex."""
+    """What a worker needs to join. `plan`: a path that it can read. `meeting`: a unique id as hex. `engine`: the number of its engine,
+    of `engines`; None: nobody knows how many."""
 
     plan: Any
     meeting: Any
     engine: int = 0
+    engines: Optional[int] = None
     check_backends: bool = True
     timeout: float = TIMEOUT_SECONDS
 
@@ -72,7 +74,8 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
             self._check_backends = init_info.check_backends
             self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self.model,
                                         rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
-                                        check_backends=init_info.check_backends, timeout=init_info.timeout)
+                                        engines=init_info.engines, check_backends=init_info.check_backends,
+                                        timeout=init_info.timeout)
         self._told_by_the_last(init)
 
     def start_weight_update(self) -> None:
@@ -174,7 +177,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         engine.rank = init_info.rank  # from 0.33 on an argument
         engine._info = init_info
-        worker = {"plan": init_info.plan, "meeting": init_info.meeting, "check_backends": init_info.check_backends,
+        worker = {"plan": init_info.plan, "meeting": init_info.meeting, "engines": 1, "check_backends": init_info.check_backends,
                   "timeout": init_info.timeout}
         engine._together(lambda: client.init_weight_transfer_engine(worker), engine._join)
         return engine
@@ -200,6 +203,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         info = self._info
         plan = load_plan(info.plan)
         try:
+            if not 0 <= info.rank < plan.source_ranks:
+                raise InvalidArgument(f"the trainer is rank {info.rank}; the plan has {plan.source_ranks} source ranks")
             tensors = self._tensors()
         except BaseException as error:
             end_meeting(info.meeting, f"rank {info.rank}: {error}", rank=info.rank, world_size=plan.world_size)
@@ -278,7 +283,8 @@ class Clients:
         self._clients = list(clients)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._each(lambda i, client: client.init_weight_transfer_engine({**init_info, "engine": i}))
+        numbers = {"engines": len(self._clients)}
+        self._each(lambda i, client: client.init_weight_transfer_engine({**init_info, **numbers, "engine": i}))
 
     def start_weight_update(self) -> None:
         self._each(lambda _, client: client.start_weight_update())

@@ -61,16 +61,19 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
     return plan.source_ranks + found
 
 
-def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters: Mapping[str, Any], meeting: Any,
-                  job_side: Callable[[], str]) -> int:
-    """The rank that `find` gives a worker of an engine of `ranks` ranks. If the plan is not for engines of its mesh it raises
-    InvalidArgument, and ends the meeting of a unique id for all ranks: they would wait for ranks that nobody starts."""
+def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
+                  towers: Sequence[str], meeting: Any, job_side: Callable[[], str], engines: Optional[int] = None) -> int:
+    """The rank that `find` gives a worker of an engine of `ranks` ranks, one of `engines` if that is known. If the plan is not for
+    engines of its mesh it raises InvalidArgument, and ends the meeting of a unique id for all ranks: they would wait for ranks that
+    nobody starts."""
     fits = plan.destination_ranks % ranks == 0  # else an engine is one too many, perhaps
     try:
         rank = find()
         fits = False
+        if engines is not None and plan.destination_ranks > engines * ranks:
+            raise InvalidArgument(f"the plan has {plan.destination_ranks} destination ranks; engines that join: {engines}, of {ranks} each")
         if plan.destination_ranks != ranks:  # several engines, or ones of a larger mesh
-            _refuse_other_shapes(plan, rank, parameters)
+            _refuse_other_tensors(plan, rank, parameters, buffers, towers)
     except InvalidArgument as error:
         if not fits:
             end_meeting(meeting, str(error))
@@ -112,14 +115,22 @@ async def ending_the_meeting_async(meeting: Any) -> AsyncIterator[None]:
         raise
 
 
-def _refuse_other_shapes(plan: Plan, rank: int, parameters: Mapping[str, Any]) -> None:
-    planned = plan.tensors(rank)
+def _refuse_other_tensors(plan: Plan, rank: int, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
+                          towers: Sequence[str]) -> None:
+    """By what bind refuses, too: a stage of another pipeline has other names and the same shapes."""
+    planned, skipped = plan.tensors(rank), plan.skipped(rank)
     for name, tensor in parameters.items():
         shape = tuple(tensor.shape)
         # Without elements: packed, which bind refuses.
         if name in planned and shape != tuple(planned[name].shape) and 0 not in shape:
             raise InvalidArgument(f'the plan is for another mesh: of its rank {rank} "{name}" is {list(planned[name].shape)}, here '
                                   f"{list(shape)}")
+    unmoved = tuple(f"{tower}." for tower in towers if tower not in _moved(towers, planned))
+    more = [name for name in parameters if name not in planned and not name.startswith(unmoved)]
+    missing = [name for name in planned if name not in parameters and name not in buffers and name not in skipped]
+    if more or missing:
+        says = [f"{text} {shown(names)}" for text, names in (("does not name", more), ("names, and this worker lacks,", missing)) if names]
+        raise InvalidArgument(f"the plan is for another mesh, or another model: its rank {rank} {' and '.join(says)}")
 
 
 def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
@@ -199,7 +210,10 @@ def unmoved_towers(towers: Sequence[str], executor: Executor) -> tuple[str, ...]
 
 def moved_towers(towers: Sequence[str], executor: Executor) -> list[str]:
     """The modules of `towers` of which the plan names parameters."""
-    planned = executor.plan.tensors(executor.rank) if towers else ()
+    return _moved(towers, executor.plan.tensors(executor.rank) if towers else ())
+
+
+def _moved(towers: Sequence[str], planned: Iterable[str]) -> list[str]:
     return [tower for tower in towers if any(name.startswith(f"{tower}.") for name in planned)]
 
 

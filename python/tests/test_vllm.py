@@ -394,12 +394,12 @@ def test_every_driver_function_has_a_twin_for_a_running_event_loop(trainer_and_w
 
 def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(trainer_and_worker):
     plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
-    config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
               "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False, "torch_dtype": "float32"}
 
-    def reply_to(meeting=None, **destination):
+    def reply_to(meeting=None, live={}, **destination):
         plans = [refit.compile({"model": config, "source": {"layout": "fsdp"},
-                                "destination": {"layout": "vllm", **sizes}}) for sizes in ({}, destination)]
+                                "destination": {"layout": "vllm", **sizes}}) for sizes in (live, destination)]
         worker.model_runner.model.named_parameters = arrays_of(plans[0], 1).items
         return worker.refit_init(plans[1], meeting or refit.LocalFabric(plans[1].world_size), timeout=0.1)["error"]
 
@@ -407,6 +407,16 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
     assert error.startswith('InvalidArgument: the plan is for another mesh: of its rank 1 "')
     assert error.splitlines()[1] == 'this worker is "destination": {"layout": "vllm", "version": "0.32"}, dtype float32'
     assert "DeadlineExceeded" in reply_to(replicas=2)
+    # Stages of a pipeline have tensors of the same shapes.
+    assert reply_to(pipeline_parallel=2).startswith(
+        'InvalidArgument: the plan is for another mesh, or another model: its rank 1 does not name "model.layers.1.')
+    worker.vllm_config.parallel_config = parallel(pipeline_parallel_size=2, tensor_parallel_size=1, world_size=2)
+    error = reply_to(live={"pipeline_parallel": 2}, replicas=4)
+    assert error.startswith("InvalidArgument: the plan is for another mesh, or another model: its rank 1 names, and this worker lacks, "
+                            '"model.layers.1.')
+    assert error.splitlines()[1] == 'this worker is "destination": {"layout": "vllm", "version": "0.32", "pipeline_parallel": 2}, dtype float32'
+    assert "DeadlineExceeded" in reply_to(live={"pipeline_parallel": 2}, pipeline_parallel=2, replicas=2)
+    worker.vllm_config.parallel_config = parallel(tensor_parallel_size=1, world_size=1)
 
     # A trainer that has come does not wait for the rank that nobody starts.
     wide = refit.compile({"model": config, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm", "tensor_parallel": 2}})

@@ -223,6 +223,17 @@ def run(path):
                 assert answers == [None, None], answers
                 assert [wrong for wrong, *_ in on_all(engines, (step,))] == [[], []]
                 check_reports(on_all(trainers, ("report", None)), update)
+    # Nobody waits for ranks of a plan that SkyRL does not start.
+    for trained, replicas, wanted in (
+            (TRAINERS, ENGINES + 1, f"the plan has {ENGINES + 1} destination ranks; engines that join: {ENGINES}, of 1 each"),
+            (TRAINERS + 1, ENGINES, f"SkyRL has {TRAINERS} policy workers; the plan has {TRAINERS + 1} source ranks")):
+        plan_of(trained, replicas=replicas).save(path)
+        with world(path) as (trainers, engines):
+            on_all(trainers, ("init", None))
+            began = time.monotonic()
+            answers = on_all(trainers, ("update", 1))
+            assert all(wanted in answer for answer in answers), answers
+            assert time.monotonic() - began < 10, answers
     print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails; 8 with deltas, 3 with bitmaps | equal |")
 
 
