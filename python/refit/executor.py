@@ -7,8 +7,8 @@ import threading
 import weakref
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
 
-from refit import _core, dtensors
-from refit.errors import Aborted, BindError, Error, InvalidArgument, Unavailable
+from refit import _core, dtensors, modules
+from refit.errors import Aborted, BindError, Error, FailedPrecondition, InvalidArgument, Unavailable
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
 from refit.tensors import View, bitmap_view, locator, view, words_view
@@ -82,6 +82,7 @@ class Executor:
         self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous, snapshot_on_host)
         self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
         self._bound: dict[str, Any] = {}  # the same, by name
+        self._held: Optional[modules.Held] = None  # where a module has it
         self._changes: Mapping[str, Any] = {}  # the bitmaps, which are kept alive
         self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
         self._hook_error: Optional[BaseException] = None
@@ -92,10 +93,13 @@ class Executor:
         self._core.connect(timeout)
         return self
 
-    def bind(self, tensors: Mapping[str, Any], buffers: Optional[Mapping[str, Any]] = None, *, hooks: Hooks = (),
-             changes: Optional[Mapping[str, Any]] = None, timeout: float = TIMEOUT_SECONDS) -> "Executor":
-        """Takes this rank's tensors, `dict(model.named_parameters())`, and of `buffers` those that the plan names;
-        connects first if need be. Of a DTensor the local part is bound.
+    def bind(self, tensors: Any, buffers: Optional[Mapping[str, Any]] = None, *, hooks: Hooks = (),
+             changes: Optional[Mapping[str, Any]] = None, module: Any = None, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+        """Takes this rank's tensors, by name, and of `buffers` those that the plan names; connects first if need be. Of a DTensor
+        the local part is bound. `tensors` may be a torch module: its parameters, and its buffers unless they are given.
+
+        `module` is the one that holds the tensors, where `tensors` is a part of its parameters. Of a module each `run` sees
+        whether it still holds what is bound.
 
         The first bind is collective, and so is every one of a plan with direct rounds. Bind again when tensors move.
         Raises BindError with every problem: missing, unexpected or duplicate names, wrong dtype, shape, device or size,
@@ -115,6 +119,9 @@ class Executor:
         Tensors without one are sent whole each time. `cast_and_mark` sets bits.
         """
         functions = _functions(hooks)
+        if modules.is_module(tensors):
+            module = tensors
+            tensors, buffers = modules.parameters_of(module), modules.buffers_of(module) if buffers is None else buffers
         if self.state == "loaded":
             self.connect(timeout)
         changes = {} if changes is None else changes
@@ -166,6 +173,7 @@ class Executor:
             raise BindError(_refusal(self.rank, unusable or problems))
         self._locators = locators
         self._bound = bound
+        self._held = None if module is None else modules.Held(module, bound)
         self._changes = dict(changes)
         self._functions = functions
         return self
@@ -179,9 +187,9 @@ class Executor:
         lock is free meanwhile. A tensor that moved since `bind` is an error before any byte moves. After an error the
         destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
 
-        `tensors`, as `bind` has them, are this rank's tensors now. Give them if something may have put new ones into their place,
-        as `load_state_dict(assign=True)` does: what is bound is kept alive and would be sent as it was. Then one that took a bound
-        one's place is the same error as one that moved.
+        A tensor that took a bound one's place, as `load_state_dict(assign=True)` makes them, is the same error as one that moved:
+        if `bind` was given the module, or if `tensors`, as `bind` has them, are this rank's tensors now. Otherwise it is not seen:
+        what is bound is kept alive, and is sent as it was.
 
         `check`, the same on all ranks, compares digests of what all ranks hold after the refit, before post-hooks. A
         destination that does not hold what the source holds is DataLoss on all ranks, which names params and ranks.
@@ -199,10 +207,17 @@ class Executor:
         if not 0 <= direct_multiprocessors < 2**32:
             raise InvalidArgument(f"direct_multiprocessors is {direct_multiprocessors}; wanted 0 or more, below 2**32")
         addresses = [locate() for locate in self._locators]
-        if tensors is not None:
-            addresses = [view(tensors[name]).address if name in tensors else address
-                         for name, address in zip(self._bound, addresses)]
-        self._core.run(self._stream(stream), addresses, timeout, check, dense, direct_multiprocessors)
+        replaced = {} if self._held is None else self._held.replaced()
+        now = replaced if tensors is None else {**replaced, **(modules.parameters_of(tensors) if modules.is_module(tensors) else tensors)}
+        if now:
+            addresses = [_address_of(now[name]) if name in now else address for name, address in zip(self._bound, addresses)]
+        try:
+            self._core.run(self._stream(stream), addresses, timeout, check, dense, direct_multiprocessors)
+        except FailedPrecondition as error:
+            if replaced:
+                error.message += (f'\nin the module others took the place of {len(replaced)} bound tensors, the first is '
+                                  f'"{next(iter(replaced))}": bind again, on all ranks of a plan with direct rounds')
+            raise
         if wait:
             self.wait()
         return self
@@ -275,7 +290,7 @@ class Executor:
     def close(self) -> None:
         """Frees memory, communicators and connections. Close on all ranks alike."""
         self._core.close()
-        self._locators, self._functions, self._bound, self._changes = [], {}, {}, {}
+        self._locators, self._functions, self._bound, self._held, self._changes = [], {}, {}, None, {}
 
     def __enter__(self) -> "Executor":
         return self
@@ -312,10 +327,11 @@ class Executor:
         return _stream_of(self.device, stream)
 
 
-def join(plan: Plan, rank: int, tensors: Mapping[str, Any], *, unique_id: bytes, device: Any,
+def join(plan: Plan, rank: int, tensors: Any, *, unique_id: bytes, device: Any,
          buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (), changes: Optional[Mapping[str, Any]] = None,
          snapshot_on_host: bool = False, timeout: float = TIMEOUT_SECONDS) -> Executor:
-    """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`)."""
+    """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`). The others
+    are `Executor.bind`'s."""
     _check_plan(plan)
     met = from_unique_id(unique_id, rank, plan.world_size)
     executor = Executor(plan, rank, device=device, rendezvous=met, snapshot_on_host=snapshot_on_host)
@@ -433,6 +449,11 @@ def _cuda_ordinal(device: Any) -> Optional[int]:
         return int(number)
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
+
+
+def _address_of(tensor: Any) -> int:
+    """0 of none: bound tensors have elements, or their addresses do not count."""
+    return 0 if tensor is None else view(tensor).address
 
 
 def _argument(name: str, seen: View, bitmap: int) -> tuple[str, int, int, str, list[int], int]:

@@ -312,7 +312,7 @@ class Worker:
         parameters, buffers = tensors_of(model)
         vision = workers.holds_moved_tower(parameters, TOWERS, executor)
         workers.bind(executor, parameters, buffers, hooks_of(model), refusal=refusal, job_side=job_side(facts, vision), towers=TOWERS,
-                     load_format=self._runner.load_config.load_format, persistent=model.state_dict, timeout=timeout)
+                     load_format=self._runner.load_config.load_format, persistent=model.state_dict, module=model, timeout=timeout)
 
     def _joined(self) -> Executor:
         if self.executor is None:

@@ -228,7 +228,7 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     vision = workers.holds_moved_tower(parameters, towers, executor)
     workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
                  job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format,
-                 persistent=model.state_dict, timeout=timeout)
+                 persistent=model.state_dict, module=model, timeout=timeout)
     weight_memory.bound(model)
 
 

@@ -136,12 +136,13 @@ def _refuse_other_tensors(plan: Plan, rank: int, parameters: Mapping[str, Any], 
 def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
          hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str,
          towers: Sequence[str] = (), load_format: Any = "auto", persistent: Callable[[], Iterable[str]] = tuple,
-         timeout: float = TIMEOUT_SECONDS) -> None:
+         module: Any = None, timeout: float = TIMEOUT_SECONDS) -> None:
     """Binds a worker's live tensors, also anew. With a `refusal` it binds none and raises it; else an error ends with `job_side`.
 
     `towers`: modules beside the language model. Those of which the plan names no parameter are left alone.
     `load_format`: the engine's own, text or enum. With "dummy" it filled what `persistent` names, parameters and buffers of a
-    checkpoint, with random values; refused is what no refit writes of that.
+    checkpoint, with random values; refused is what no refit writes of that. `module`: what holds the tensors, as `Executor.bind` has
+    it.
     """
     if getattr(load_format, "value", load_format) == "dummy" and not refusal:
         known, saved = executor.plan.tensors(executor.rank), set(persistent())
@@ -154,7 +155,7 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
     failure: Optional[Error] = None
     try:
         # Also a worker that is refused binds, nothing: the others would wait for it.
-        executor.bind({} if refusal else held, buffers, hooks=hooks, timeout=timeout)
+        executor.bind({} if refusal else held, buffers, hooks=hooks, module=module, timeout=timeout)
     except Error as error:
         failure = error
     if refusal:  # whatever else failed, as another rank's bind

@@ -134,6 +134,67 @@ def test_parameters_are_bound_in_place_and_a_moved_one_is_noticed():
     assert {executor.state for executor in executors} == {"torn"}
 
 
+def test_what_takes_a_bound_tensors_place_in_its_module_is_noticed():
+    def model():
+        layers = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
+        return layers.requires_grad_(False)
+
+    def assigned(module):
+        module.load_state_dict({name: tensor * 2 for name, tensor in module.state_dict().items()}, assign=True)
+
+    def child(module):
+        module[1] = model()[1]
+
+    def buffer(module):
+        module[1][1].running_mean = torch.ones(2)
+
+    def missing(module):
+        module[0].bias = None
+
+    def same_memory(module):
+        module[0].weight = torch.nn.Parameter(module[0].weight.data, requires_grad=False)
+
+    from concurrent.futures import ThreadPoolExecutor
+    plan = refit.compile(refit.merge(*[refit.describe(model(), side, rank=0, buffers=True) for side in ("source", "destination")]))
+    for change, first in ((assigned, "0.weight"), (child, "1.0.weight"), (buffer, "1.1.running_mean"), (missing, "0.bias"),
+                          (same_memory, None)):
+        models, fabric = [model(), model()], refit.LocalFabric(2)
+        with ThreadPoolExecutor(2) as pool:
+            executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(2)]
+
+            def refitted():
+                list(pool.map(lambda executor: executor.run(timeout=30), executors))
+                for one, other in zip(models[0].state_dict().values(), models[1].state_dict().values()):
+                    assert torch.equal(one, other), change
+
+            list(pool.map(lambda rank: executors[rank].bind(models[rank]), range(2)))
+            refitted()
+            change(models[0])
+            if first is not None:
+                errors = list(pool.map(lambda executor: pytest.raises(refit.Error, executor.run, timeout=30), executors))
+                assert "moved since Bind\nin the module others took the place of" in str(errors[0].value), change
+                assert f'the first is "{first}"' in str(errors[0].value) and "moved since Bind" in str(errors[1].value), change
+            if change is not missing:
+                list(pool.map(lambda rank: executors[rank].connect().bind(models[rank]), range(2)))
+                models[0][0].weight += 1
+                refitted()
+
+
+def test_a_whole_parameter_that_fsdp2_shows_for_a_while_is_no_other():
+    with as_rank(0, 1):
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        module = torch.nn.Linear(4, 3, bias=False)
+        shard = torch.nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)], src_data_rank=None))
+        module.weight = shard
+        held = refit.modules.Held(module, {"weight": shard})
+        module.weight = torch.nn.Parameter(torch.zeros(4, 3))
+        assert held.replaced() == {}
+        module.weight = other = torch.nn.Parameter(shard.detach().clone())
+        assert held.replaced() == {"weight": other}
+        module.weight = shard
+        assert held.replaced() == {}
+
+
 def test_a_dtensor_parameter_is_bound_by_its_local_part():
     with as_rank(0, 1):
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
