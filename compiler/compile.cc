@@ -201,6 +201,24 @@ std::optional<Inputs> ReadInputs(const Job& job, PassTimes& times,
   return Inputs{.limits = limits, .model = *std::move(model), .digest = digest};
 }
 
+// "qwen3_moe, 48 layers, hidden size 2048, 128 experts, 18867 params". Not the
+// path of its config.json: that is another one on another host.
+std::string DescribeModel(const Model& model) {
+  size_t params = 0;
+  for (const Param& param : model.params) {
+    size_t count = 1;
+    for (const IndexDim& dim : param.index) count *= dim.numbers.size();
+    params += count;
+  }
+  std::string text;
+  if (const Architecture& shape = model.architecture; shape.layers > 0) {
+    absl::StrAppend(&text, std::string(shape.family->model_type), ", ",
+                    shape.layers, " layers, hidden size ", shape.hidden, ", ");
+    if (shape.experts > 0) absl::StrAppend(&text, shape.experts, " experts, ");
+  }
+  return absl::StrCat(text, params, " params");
+}
+
 // What receivers do with what they relay inside hosts.
 enum class Relayed { kStored, kDealt, kDealtInStripes };
 
@@ -222,6 +240,8 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   DeclareQuantizations(job, module, diagnostics);
   if (!diagnostics.ok()) return JobHasErrors();
   module.inputs_digest = inputs.digest;
+  module.job_facts = job.facts;
+  module.job_facts["model"] = DescribeModel(inputs.model);
   std::ostringstream shown;
   const absl::Status status = RunPipeline(
       {.job = job, .model = inputs.model, .diagnostics = diagnostics},

@@ -179,7 +179,7 @@ static_assert(CountMembers<SideSpec>() == CountKeyMembers(kSideKeys) + 2);
 static_assert(CountMembers<TopologySpec>() ==
               CountKeyMembers(kTopologyKeys) + 1);
 static_assert(CountMembers<OptionsSpec>() == CountKeyMembers(kOptionsKeys));
-static_assert(CountMembers<Job>() == CountKeyMembers(kRootKeys) + 1);
+static_assert(CountMembers<Job>() == CountKeyMembers(kRootKeys) + 2);
 
 // The model.
 

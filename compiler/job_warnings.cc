@@ -320,6 +320,7 @@ void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
   WarnOfQuantizedCheckpoint(job, model, diagnostics);
   WarnOfMoeBackend(job, model, diagnostics);
   WarnOfParts(job, model, diagnostics);
+  WarnOfMissingRoles(model, diagnostics);
   WarnOfSeparateExperts(job.source, model, diagnostics);
   WarnOfSglangsLoader(job.source, model, diagnostics);
   WarnOfSglangsLoader(job.destination, model, diagnostics);

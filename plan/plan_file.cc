@@ -423,6 +423,13 @@ absl::Status PlanFile::Check() {
   if (plan_->provenance() != nullptr) {
     absl::Status s = CheckUtf8("the producer", plan_->provenance()->producer());
     if (!s.ok()) return s;
+    if (const auto* facts = plan_->provenance()->job()) {
+      for (const fb::JobFact* fact : *facts) {
+        s.Update(CheckUtf8("a key of the job", fact->key()));
+        s.Update(CheckUtf8("a value of the job", fact->value()));
+      }
+    }
+    if (!s.ok()) return s;
   }
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();
   const fb::Digest digest = DigestOf({body.data(), body.size()});

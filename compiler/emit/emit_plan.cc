@@ -601,7 +601,13 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   builder.ForceVectorAlignment(body.size(), sizeof(uint8_t), 16);
   const auto body_vector = builder.CreateVector(body.data(), body.size());
   const auto producer = builder.CreateString("refitc " REFIT_VERSION);
-  const auto provenance = fb::CreateProvenance(builder, producer);
+  std::vector<Offset<fb::JobFact>> facts;
+  for (const auto& [key, value] : module.job_facts) {
+    facts.push_back(fb::CreateJobFact(builder, builder.CreateString(key),
+                                      builder.CreateString(value)));
+  }
+  const auto provenance =
+      fb::CreateProvenance(builder, producer, builder.CreateVector(facts));
   // Only what the plan uses, so that older executors run what they can.
   const fb::Body& emitted_body = *flatbuffers::GetRoot<fb::Body>(body.data());
   const uint64_t features = RequiredFeatures(emitted_body);

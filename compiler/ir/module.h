@@ -486,6 +486,7 @@ struct Module {
   std::optional<Delta> delta;
   Topology topology;
   fb::Digest inputs_digest;
+  std::map<std::string, std::string> job_facts;  // for readers of the plan
 
   // lay-out-source, lay-out-destination
   BufferTable buffers;

@@ -7,12 +7,15 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "compiler/job/json.h"
 #include "compiler/job/keys.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/job/side.h"
 #include "compiler/job/text_file.h"
+#include "plan/plan_file.h"
 #include "topology/machines.h"
 
 namespace refit {
@@ -334,6 +337,52 @@ class RootReader {
   Job job_;
 };
 
+constexpr size_t kFactBytesMax = 200;
+
+// In one line, for readers: strings without their quotes.
+std::string BriefText(const JsonValue& value) {
+  if (const std::string* text = value.AsString()) return *text;
+  std::vector<std::string> parts;
+  if (const JsonValue::Array* array = value.AsArray()) {
+    for (const JsonValue& element : *array) parts.push_back(BriefText(element));
+    return absl::StrCat("[", absl::StrJoin(parts, ", "), "]");
+  }
+  if (const JsonValue::Object* object = value.AsObject()) {
+    for (const JsonMember& member : *object) {
+      parts.push_back(absl::StrCat(member.key, ": ", BriefText(member.value)));
+    }
+    return absl::StrCat("{", absl::StrJoin(parts, ", "), "}");
+  }
+  return value.Text();
+}
+
+// The same; of a long one its begin, and a digest that tells it from others.
+std::string FactText(const JsonValue& value) {
+  std::string text = BriefText(value);
+  if (text.size() <= kFactBytesMax) return text;
+  const fb::Digest digest =
+      DigestOf({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  size_t end = kFactBytesMax;
+  while ((text[end] & 0xc0) == 0x80) --end;  // inside a character of UTF-8
+  return absl::StrCat(text.substr(0, end), " …, digest ",
+                      absl::Hex(digest.low(), absl::kZeroPad16));
+}
+
+JobFacts FactsOf(const JsonValue& root) {
+  JobFacts facts;
+  for (const JsonMember& member : *root.AsObject()) {
+    if (member.key == "model") continue;  // what was read of it says more
+    if (const JsonValue::Object* object = member.value.AsObject()) {
+      for (const JsonMember& inner : *object) {
+        facts[absl::StrCat(member.key, ".", inner.key)] = FactText(inner.value);
+      }
+    } else {
+      facts[member.key] = FactText(member.value);
+    }
+  }
+  return facts;
+}
+
 // Whether parts of the model that one side may ask for are moved.
 bool AreWanted(const Located<bool>& source, const Located<bool>& destination) {
   const bool left_out = (source.given && !source.value) ||
@@ -373,6 +422,7 @@ std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
   if (!values.IsObject(document->root, "job")) return std::nullopt;
   Job job = RootReader(values, document->root, directory).Read();
   if (diagnostics.error_count() != errors_before) return std::nullopt;
+  job.facts = FactsOf(document->root);
   return job;
 }
 

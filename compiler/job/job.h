@@ -4,6 +4,7 @@
 #define REFIT_COMPILER_JOB_JOB_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -248,8 +249,13 @@ struct OptionsSpec {
   Located<DeltaSpec> delta;
 };
 
+// What a job says, as "destination.tensor_parallel" and "4": for readers of its
+// plan.
+using JobFacts = std::map<std::string, std::string>;
+
 struct Job {
   Place place;
+  JobFacts facts;  // of all but the model
   ModelSpec model;
   SideSpec source;
   SideSpec destination;

@@ -111,6 +111,10 @@ struct Model {
 // twice. Returns nullopt after an error.
 std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics);
 
+// Of a family from a file of rules: warns of roles that belong together and of
+// which a layer has only some.
+void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics);
+
 // Marks what `options.exclude` matches as skipped, splitting stacks where a
 // glob matches only some members. A glob may match nothing: one list of globs
 // serves models with and without, say, multi-token-prediction layers. Globs

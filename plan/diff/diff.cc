@@ -1,6 +1,7 @@
 #include "plan/diff/diff.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "plan/diff/facts.h"
@@ -71,6 +72,33 @@ bool SameDigest(const PlanFile& a, const PlanFile& b) {
          digest_a->high() == digest_b->high();
 }
 
+// Nothing if the plan is of an earlier build, which did not write it.
+std::map<std::string, std::string> JobOf(const fb::Plan& plan) {
+  std::map<std::string, std::string> facts;
+  if (plan.provenance() == nullptr || plan.provenance()->job() == nullptr) {
+    return facts;
+  }
+  for (const fb::JobFact* fact : *plan.provenance()->job()) {
+    facts[fact->key()->str()] = fact->value()->str();
+  }
+  return facts;
+}
+
+std::vector<JobDifference> CompareJobs(const fb::Plan& a, const fb::Plan& b) {
+  const std::map<std::string, std::string> facts_a = JobOf(a);
+  const std::map<std::string, std::string> facts_b = JobOf(b);
+  if (facts_a.empty() || facts_b.empty()) return {};
+  std::map<std::string, JobDifference> found;
+  for (const auto& [key, value] : facts_a) found[key].a = value;
+  for (const auto& [key, value] : facts_b) found[key].b = value;
+  std::vector<JobDifference> job;
+  for (auto& [key, difference] : found) {
+    if (difference.a == difference.b) continue;
+    job.push_back({.key = key, .a = difference.a, .b = difference.b});
+  }
+  return job;
+}
+
 }  // namespace
 
 const char* ClassText(DifferenceClass kind) {
@@ -115,6 +143,7 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
     }
     difference.differences = report.Finish();
   }
+  difference.job = CompareJobs(a.plan(), b.plan());
   difference.totals_a = PlanTotalsOf(a.body());
   difference.totals_b = PlanTotalsOf(b.body());
   difference.summary = SummaryText(difference);
@@ -123,6 +152,14 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
 
 std::string DifferenceText(const PlanDifference& difference) {
   std::string text;
+  if (!difference.job.empty()) text = "job\n";
+  for (const JobDifference& entry : difference.job) {
+    const auto shown = [](const std::string& value) {
+      return value.empty() ? "not said" : value;
+    };
+    absl::StrAppend(&text, "  ", entry.key, ": ", shown(entry.a), " -> ",
+                    shown(entry.b), "\n");
+  }
   const std::vector<Difference>& all = difference.differences;
   for (size_t begin = 0; begin < all.size();) {
     const Difference& first = all[begin];
@@ -166,6 +203,15 @@ std::string DifferenceJson(const PlanDifference& difference) {
   add_totals("moved_bytes", &PlanTotals::moved_bytes);
   add_totals("rounds", &PlanTotals::rounds);
   add_totals("peak_staging_bytes", &PlanTotals::peak_staging_bytes);
+  json.OpenArray("job");
+  for (const JobDifference& entry : difference.job) {
+    json.OpenObject();
+    json.Text("key", entry.key);
+    if (!entry.a.empty()) json.Text("first", entry.a);
+    if (!entry.b.empty()) json.Text("second", entry.b);
+    json.CloseObject();
+  }
+  json.CloseArray();
   json.OpenArray("differences");
   for (const Difference& entry : difference.differences) {
     json.OpenObject();

@@ -41,7 +41,15 @@ struct PlanTotals {
   uint64_t peak_staging_bytes = 0;  // of one rank
 };
 
+// Of what the jobs of two plans say: "destination.tensor_parallel", "2", "4".
+struct JobDifference {
+  std::string key;
+  std::string a, b;  // "": a job does not say it
+};
+
 struct PlanDifference {
+  // Ascending by key. None if either plan does not have what its job says.
+  std::vector<JobDifference> job;
   std::vector<Difference> differences;  // sorted by class, rule, text
   PlanTotals totals_a;
   PlanTotals totals_b;

@@ -200,6 +200,12 @@ class Plan:
         return self._file.inputs_digest
 
     @property
+    def job(self) -> dict[str, str]:
+        """What the job said, such as {"destination.tensor_parallel": "4"}, and what its model is; a long value is cut. {}: a plan
+        of an earlier build."""
+        return dict(self._file.job)
+
+    @property
     def format_version(self) -> str:
         return self._file.format_version
 

@@ -77,8 +77,15 @@ def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters
     except InvalidArgument as error:
         if not fits:
             end_meeting(meeting, str(error))
-        raise InvalidArgument(f"{error}\n{job_side()}") from None
+        raise InvalidArgument(f"{error}\n{job_side()}{_planned_side(plan)}") from None
     return rank
+
+
+def _planned_side(plan: Plan) -> str:
+    """The destination that the plan's job has, as `job_side` has the worker's; "" of plans that do not hold it."""
+    side = {key.removeprefix("destination."): {"true": True, "false": False}.get(value, int(value) if value.isdigit() else value)
+            for key, value in plan.job.items() if key.startswith("destination.")}
+    return f'; the plan is for "destination": {json.dumps(side)}' if side else ""
 
 
 def end_meeting(meeting: Any, reason: str, **place: int) -> None:

@@ -332,6 +332,19 @@ void BindPlan(nb::module_& module) {
       .def_prop_ro(
           "inputs_digest",
           [](const PlanFile& p) { return Digest(p.plan().inputs_digest()); })
+      .def_prop_ro(
+          "job",
+          [](const PlanFile& p) {
+            std::vector<std::pair<std::string, std::string>> facts;
+            const fb::Provenance* provenance = p.plan().provenance();
+            if (provenance == nullptr || provenance->job() == nullptr) {
+              return facts;
+            }
+            for (const fb::JobFact* fact : *provenance->job()) {
+              facts.emplace_back(fact->key()->str(), fact->value()->str());
+            }
+            return facts;
+          })
       .def(
           "host",
           [](const PlanFile& p, int32_t rank) {

@@ -17,6 +17,20 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 GOLDENS = EXAMPLES.parent / "tests" / "golden" / "jobs"
 
 
+def test_a_plan_says_what_its_job_said(tiny_job):
+    job = {**tiny_job, "options": {"bucket_bytes": 65536, "exclude": ["none.*"]}}
+    plan = refit.Plan.from_bytes(refit.compile(job).to_bytes())
+    said = {key: value for key, value in plan.job.items() if not key.endswith((".meshes", ".tensors"))}
+    assert said == {"source.layout": "generic", "destination.layout": "generic", "options.bucket_bytes": "65536",
+                    "options.exclude": "[none.*]", "model": "3 params"}
+    assert plan.job["source.meshes"] == "{m: {axes: {dp: 2}}}"
+    # The digests are of what is executed. A long value is cut, and told from another by its digest.
+    others = [refit.compile({**job, "options": {**job["options"], "exclude": ["none.*" * count]}}) for count in (50, 51)]
+    assert all(other.digest == plan.digest for other in others)
+    texts = [other.job["options.exclude"] for other in others]
+    assert texts[0] != texts[1] and texts[0][:200] == texts[1][:200] and max(map(len, texts)) < 250
+
+
 def test_a_job_compiles_to_the_same_plan_from_file_dict_and_text(tiny_job, job_file):
     of_file = refit.compile(job_file)
     of_path_text = refit.compile(str(job_file))

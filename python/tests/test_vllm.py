@@ -405,7 +405,8 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
 
     error = reply_to(tensor_parallel=2)
     assert error.startswith('InvalidArgument: the plan is for another mesh: of its rank 1 "')
-    assert error.splitlines()[1] == 'this worker is "destination": {"layout": "vllm", "version": "0.32"}, dtype float32'
+    assert error.splitlines()[1] == ('this worker is "destination": {"layout": "vllm", "version": "0.32"}, dtype float32; the plan is for '
+                                     '"destination": {"layout": "vllm", "tensor_parallel": 2}')
     assert "DeadlineExceeded" in reply_to(replicas=2)
     # Stages of a pipeline have tensors of the same shapes.
     assert reply_to(pipeline_parallel=2).startswith(
@@ -414,7 +415,8 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
     error = reply_to(live={"pipeline_parallel": 2}, replicas=4)
     assert error.startswith("InvalidArgument: the plan is for another mesh, or another model: its rank 1 names, and this worker lacks, "
                             '"model.layers.1.')
-    assert error.splitlines()[1] == 'this worker is "destination": {"layout": "vllm", "version": "0.32", "pipeline_parallel": 2}, dtype float32'
+    assert error.splitlines()[1] == ('this worker is "destination": {"layout": "vllm", "version": "0.32", "pipeline_parallel": 2}, dtype '
+                                     'float32; the plan is for "destination": {"layout": "vllm", "replicas": 4}')
     assert "DeadlineExceeded" in reply_to(live={"pipeline_parallel": 2}, pipeline_parallel=2, replicas=2)
     worker.vllm_config.parallel_config = parallel(tensor_parallel_size=1, world_size=1)
 
@@ -445,7 +447,7 @@ def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(tra
     worker.vllm_config.parallel_config = parallel(tensor_parallel_size=4, world_size=4)
     error = reply_to(tensor_parallel=2)
     assert "the plan has 2 destination ranks; engine 0 of tensor_parallel 4" in error
-    assert '"tensor_parallel": 4}' in error.splitlines()[1]
+    assert '"tensor_parallel": 4}, ' in error.splitlines()[1] and '"tensor_parallel": 2}' in error.splitlines()[1]
 
 
 def test_an_update_after_a_failed_one_says_how_to_go_on(trainer_and_worker, monkeypatch):

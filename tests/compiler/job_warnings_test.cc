@@ -157,6 +157,60 @@ TEST(JobWarningsTest, WhatSglangsLoaderDoesNotTake) {
             "");
 }
 
+TEST(JobWarningsTest, RolesThatRulesLeaveOut) {
+  constexpr std::string_view kAll[] = {
+      R"({"name": "embed", "role": "embedding", "shape": ["vocab", "hidden"]})",
+      R"({"name": "layers.{layer}.q", "role": "query", "shape": [16, "hidden"]})",
+      R"({"name": "layers.{layer}.k", "role": "key", "shape": [16, "hidden"]})",
+      R"({"name": "layers.{layer}.v", "role": "value", "shape": [16, "hidden"]})",
+      R"({"name": "layers.{layer}.o", "role": "attention_output", "shape": ["hidden", 16]})",
+      R"({"name": "layers.{layer}.up", "role": "mlp_up", "shape": [32, "hidden"]})",
+      R"({"name": "layers.{layer}.down", "role": "mlp_down", "shape": ["hidden", 32]})",
+      R"({"name": "norm", "role": "final_norm", "shape": ["hidden"]})"};
+  const auto warnings = [&](std::string_view left_out) {
+    const TemporaryDirectory directory;
+    directory.Write("config.json",
+                    R"({"model_type": "mine", "hidden_size": 16,
+                        "num_hidden_layers": 3, "num_attention_heads": 4,
+                        "vocab_size": 64, "tie_word_embeddings": true})");
+    std::vector<std::string> params;
+    for (const std::string_view param : kAll) {
+      if (param.find(left_out) == param.npos) params.emplace_back(param);
+    }
+    directory.Write(
+        "mine.json",
+        absl::StrCat(R"({"model_type": "mine", "params": [)",
+                     absl::StrJoin(params, ","), R"(], "vllm": {}})"));
+    const std::string path = directory.Write("job.json", R"({
+        "model": {"config": "config.json", "rules": "mine.json"},
+        "source": {"layout": "fsdp"}, "destination": {"layout": "fsdp"}})");
+    Diagnostics diagnostics;
+    const absl::StatusOr<std::vector<uint8_t>> bytes =
+        CompileFile(path, {.prove = false}, diagnostics);
+    EXPECT_TRUE(bytes.ok()) << left_out << diagnostics.Render();
+    return directory.Relative(absl::StrJoin(diagnostics.WarningLines(), "\n"));
+  };
+  EXPECT_EQ(warnings("nothing"), "");
+  const auto of_layers = [](const std::string& role, const std::string& beside,
+                            const std::string& name) {
+    return absl::StrCat(
+        "mine.json:1:34: warning: the rules give no param of layers 0..2 the "
+        "role \"",
+        role, "\", beside \"", beside, "\" (\"", name,
+        "\"): no refit writes such a tensor there; wanted one, or modules of "
+        "\"column\", \"row\" and \"replicated\" instead");
+  };
+  EXPECT_EQ(warnings("\"value\""), of_layers("value", "key", "layers.0.k"));
+  EXPECT_EQ(warnings("\"attention_output\""),
+            of_layers("attention_output", "value", "layers.0.v"));
+  EXPECT_EQ(warnings("\"mlp_down\""),
+            of_layers("mlp_down", "mlp_up", "layers.0.up"));
+  EXPECT_EQ(warnings("\"final_norm\""),
+            "mine.json:1:34: warning: the rules give no param the role "
+            "\"final_norm\", so that no refit writes such a tensor; wanted "
+            "one");
+}
+
 TEST(JobWarningsTest, QuantizedCheckpointsWantADestinationDtype) {
   const auto quantized = [](const std::string& method) {
     return absl::StrCat(std::string(kDense),

@@ -100,6 +100,31 @@ TEST(DiffTest, ProvenanceAndStatsDoNotCount) {
   EXPECT_TRUE(Compare(SampleSpec(), other).same());
 }
 
+TEST(DiffTest, JobsThatSayOtherThingsAreToldFirst) {
+  PlanSpec a = SampleSpec(), b = SampleSpec();
+  a.job = {{"destination.tensor_parallel", "2"},
+           {"model", "qwen3, 2 layers"},
+           {"options.delta", "true"}};
+  EXPECT_EQ(TextOf(a, b), "");  // of a plan that does not say
+  EXPECT_EQ(TextOf(b, a), "");
+  b.job = {{"destination.replicas", "2"},
+           {"destination.tensor_parallel", "4"},
+           {"model", "qwen3, 2 layers"}};
+  EXPECT_TRUE(Compare(a, b).same());
+  EXPECT_EQ(TextOf(a, b),
+            "job\n"
+            "  destination.replicas: not said -> 2\n"
+            "  destination.tensor_parallel: 2 -> 4\n"
+            "  options.delta: true -> not said\n");
+  EXPECT_EQ(TextOf(a, a), "");
+  rapidjson::Document json;
+  json.Parse(DifferenceJson(Compare(a, b)).c_str());
+  ASSERT_EQ(json["job"].Size(), 3u);
+  EXPECT_STREQ(json["job"][0]["key"].GetString(), "destination.replicas");
+  EXPECT_FALSE(json["job"][0].HasMember("first"));
+  EXPECT_STREQ(json["job"][0]["second"].GetString(), "2");
+}
+
 TEST(DiffTest, OrderOfTablesDoesNotCount) {
   PlanSpec other = SampleSpec();
   std::reverse(other.params.begin(), other.params.end());

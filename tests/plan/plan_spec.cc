@@ -258,7 +258,13 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   builder.ForceVectorAlignment(body.size(), 1, 16);
   const auto body_vector = builder.CreateVector(body);
   const auto producer = builder.CreateString(spec.producer);
-  const auto provenance = fb::CreateProvenance(builder, producer);
+  std::vector<flatbuffers::Offset<fb::JobFact>> facts;
+  for (const auto& [key, value] : spec.job) {
+    facts.push_back(fb::CreateJobFact(builder, builder.CreateString(key),
+                                      builder.CreateString(value)));
+  }
+  const auto provenance = fb::CreateProvenance(
+      builder, producer, spec.job.empty() ? 0 : builder.CreateVector(facts));
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
   const fb::Body& root = *flatbuffers::GetRoot<fb::Body>(body.data());

@@ -128,6 +128,7 @@ struct PlanSpec {
   uint64_t moved_bytes = 0;
   bool colocated = false;
   std::string producer;
+  std::vector<std::pair<std::string, std::string>> job;  // absent if empty
 };
 
 fb::Message SendTo(uint32_t peer, uint32_t round, uint32_t copies,

@@ -1223,5 +1223,6 @@ void BuildByRules(const std::string& path, const Place& asked,
 }
 
 std::vector<std::string_view> RoleWords() { return WordsOf(kRoles); }
+std::string_view RoleWord(ParamRole role) { return WordOf(role); }
 
 }  // namespace refit

@@ -32,6 +32,8 @@ void BuildByRules(const std::string& path, const Place& asked,
 
 // The words for roles that a file may use, in the order of the docs.
 std::vector<std::string_view> RoleWords();
+// The word for a role; "" if no file may use it.
+std::string_view RoleWord(ParamRole role);
 
 }  // namespace refit
 
