@@ -21,7 +21,7 @@ import inspect
 import os
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from refit import vllm_sleep, weight_memory, workers
+from refit import vllm_driver, vllm_sleep, weight_memory, workers
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
@@ -260,7 +260,7 @@ def refusal_after_sleep(executor: Executor, model: Any) -> str:
         "reload_weights loads them again")
 
 
-class WorkerExtension:
+class WorkerExtension(vllm_driver.LeavesWithDriver):
     """vLLM mixes these methods into its worker (`worker_extension_cls`), for `collective_rpc`.
 
     Each returns {"rank", "state", "refits", "version", "delta", "error"}: vLLM's executor raises at the first reply that failed
@@ -279,6 +279,7 @@ class WorkerExtension:
         def init() -> None:
             worker: Any = self
             vllm_sleep.watch(worker)
+            self.leave_with_driver(meeting, lambda: self._refit)
             if self._refit is not None:
                 self._refit.close()
                 self._refit = None
@@ -348,11 +349,12 @@ class WorkerExtension:
 
     def _refit_reply(self, action: Callable[[], None]) -> Reply:
         error = ""
-        try:
-            action()
-        except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        return workers.reply_of(self._refit, self._refit_version, error)
+        with self._driver_lock:
+            try:
+                action()
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            return workers.reply_of(self._refit, self._refit_version, error)
 
 
 # The driver's side. Each function has a twin for the `AsyncLLM` of a running event loop.

@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer import base
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
-from refit import vllm_sleep
+from refit import vllm_driver, vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.trainers import addresses_of, together
@@ -55,7 +55,7 @@ class RefitUpdateInfo(WeightTransferUpdateInfo):
     bind: bool = False
 
 
-class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
+class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
     """A worker's part. Weights are written in place, in the layout of the live model."""
 
     init_info_cls = RefitInitInfo
@@ -71,6 +71,7 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
         def init() -> None:
             self.shutdown()  # of an earlier meeting
+            self.leave_with_driver(init_info.meeting, lambda: self.executor)
             self._check_backends = init_info.check_backends
             self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self.model,
                                         rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
@@ -110,10 +111,11 @@ class RefitWeightTransferEngine(WeightTransferEngine[RefitInitInfo, RefitUpdateI
         """vLLM's executor raises at the first reply that failed and leaves the later ones in their queues, for its next
         call to be given. So workers agree, and the last of them raises for all."""
         failed: Optional[Exception] = None
-        try:
-            action()
-        except Exception as error:
-            failed = error
+        with self._driver_lock:
+            try:
+                action()
+            except Exception as error:
+                failed = error
         world = self.parallel_config.world_size
         if world == 1:
             if failed is not None:

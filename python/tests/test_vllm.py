@@ -4,8 +4,10 @@ import concurrent.futures
 import enum
 import http.server
 import json
+import subprocess
 import sys
 import threading
+import time
 import types
 
 import numpy as np
@@ -345,6 +347,45 @@ def test_a_worker_asks_for_a_dense_refit_and_tells_how_it_went(trainer_and_worke
     llm = Llm(worker)
     assert together(lambda: trainer.run(timeout=20), lambda: refit.vllm.update(llm, dense=True, timeout=20)[0]["delta"])[1][
         "why_dense"] == "rank 1 asked for it"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_worker_whose_driver_is_killed_leaves_the_other_ranks(tiny_job, trainer_and_worker, monkeypatch, joined, capfd):
+    driver = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(refit.vllm_driver, "driver_of", lambda pid: driver.pid)
+    plan, _, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    meeting = refit.rendezvous.unique_id()
+    if joined:
+        trainer, reply = together(lambda: refit.join(plan, 0, arrays_of(plan, 0), unique_id=meeting, device="cpu", timeout=20),
+                                  lambda: worker.refit_init(plan, meeting, timeout=20))
+        assert reply["error"] == ""
+        waits = lambda: trainer.run(timeout=60)
+    else:
+        waits = lambda: worker.refit_init(plan, meeting, timeout=60)["error"]
+        # Rank 0 is another trainer's, and does not come before the driver is gone.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waits)
+        time.sleep(1)
+        driver.kill()
+        driver.wait()
+        began = time.monotonic()
+        if joined:
+            with pytest.raises(refit.Unavailable, match="rank 1 has closed its control plane"):
+                waiting.result()
+        else:
+            # Whether the worker meets rank 0 first or ends the meeting first.
+            with pytest.raises(refit.Error, match="vLLM's driver, process [0-9]+, is gone|rank 1 (is gone|has closed)|aborted by rank 1"):
+                refit.join(plan, 0, arrays_of(plan, 0), unique_id=meeting, device="cpu", timeout=60).run(timeout=60)
+            waiting.result()
+    assert time.monotonic() - began < 20
+    assert f"refit: vLLM's driver, process {driver.pid}, is gone: this worker leaves" in capfd.readouterr().err
+
+
+def test_the_driver_of_vllms_processes_is_the_first_that_is_none_of_them(monkeypatch):
+    processes = {9: ("VLLM::Worker_TP1\0", 8), 8: ("VLLM::EngineCore\0", 7), 7: ("python\0train.py\0", 6), 5: ("VLLM::EngineCore\0", 1)}
+    monkeypatch.setattr(refit.vllm_driver, "_title", lambda pid: processes.get(pid, ("", 0))[0])
+    monkeypatch.setattr(refit.vllm_driver, "_parent", lambda pid: processes[pid][1])
+    assert [refit.vllm_driver.driver_of(pid) for pid in (9, 8, 7, 5)] == [7, 7, None, None]
 
 
 class Llm:
