@@ -66,7 +66,7 @@ bool MeasureOnce(const Job& job, CompileMeasurement& measurement) {
   measurement.copies = plan->body().copies()->size();
   measurement.messages = 0;
   for (const fb::RankProgram* program : *plan->body().programs()) {
-    measurement.messages += program->messages()->size();
+    measurement.messages += MessageCount(plan->body(), *program);
   }
   return true;
 }

@@ -9,8 +9,9 @@ std::vector<std::vector<StagedMessage>> StagedRounds(const PlanFile& plan,
   const fb::RankProgram& program = *body.programs()->Get(me);
   std::vector<std::vector<StagedMessage>> rounds;
   uint32_t last_round = 0;
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message& message = *program.messages()->Get(i);
+  const MessageVector& messages = plan.messages().Of(program);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message& message = *messages.Get(i);
     if (body.rounds()->Get(message.round())->mechanism() !=
         fb::Mechanism::kStaged) {
       continue;
@@ -21,7 +22,7 @@ std::vector<std::vector<StagedMessage>> StagedRounds(const PlanFile& plan,
         {.peer = static_cast<int32_t>(PeerOf(body, program, message)),
          .is_send = message.kind() == fb::MessageKind::kSend,
          .offset = message.staging_offset(),
-         .peer_offset = PartnerOf(body, me, i)->staging_offset(),
+         .peer_offset = PartnerOf(plan.messages(), me, i)->staging_offset(),
          .size_bytes = message.size_bytes()});
   }
   return rounds;

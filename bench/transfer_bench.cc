@@ -33,7 +33,7 @@ class PlanMethod : public TransferMethod {
              uint32_t multiprocessors = 0)
       : rank_(rank), check_(check), multiprocessors_(multiprocessors) {
     for (const fb::Message* message :
-         *plan.body().programs()->Get(rank.transport().rank())->messages()) {
+         plan.messages().Of(rank.transport().rank())) {
       if (message->kind() == fb::MessageKind::kSend) {
         sent_bytes_ += message->size_bytes();
       }

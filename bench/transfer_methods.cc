@@ -49,7 +49,7 @@ std::vector<Segment> SegmentsOf(const PlanFile& plan, int32_t rank,
   std::map<std::pair<int32_t, fb::MessageKind>, uint64_t> pairs;
   const fb::RankProgram& program =
       *plan.body().programs()->Get(static_cast<uint32_t>(rank));
-  for (const fb::Message* message : *program.messages()) {
+  for (const fb::Message* message : plan.messages().Of(program)) {
     const uint32_t peer = PeerOf(plan.body(), program, *message);
     pairs[{static_cast<int32_t>(peer), message->kind()}] +=
         message->size_bytes();
@@ -199,14 +199,15 @@ std::vector<uint64_t> TensorParts(const PlanFile& plan, int32_t sender,
   const fb::RankProgram& program =
       *body.programs()->Get(static_cast<uint32_t>(sender));
   std::vector<uint64_t> parts;
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message& message = *program.messages()->Get(i);
+  const MessageVector& messages = plan.messages().Of(program);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message& message = *messages.Get(i);
     if (message.kind() != fb::MessageKind::kSend ||
         static_cast<int32_t>(PeerOf(body, program, message)) != receiver) {
       continue;
     }
     const SentCopies sent =
-        SentCopiesOf(body, static_cast<uint32_t>(sender), i);
+        SentCopiesOf(plan.messages(), static_cast<uint32_t>(sender), i);
     const fb::RankProgram& packer = *body.programs()->Get(sent.packer);
     for (const fb::Copy* sent_copy : sent.copies) {
       const fb::Copy& copy = *sent_copy;

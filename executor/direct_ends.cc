@@ -22,7 +22,7 @@ bool IsAtRest(const PlanFile& plan, int32_t rank, const Slots& pulled) {
     }
   }
   if (plan.side(rank) == fb::Side::kSource) return true;
-  const auto& messages = *program.messages();
+  const MessageVector& messages = plan.messages().Of(program);
   return std::none_of(messages.begin(), messages.end(),
                       [](const fb::Message* message) {
                         return message->kind() == fb::MessageKind::kSend;
@@ -35,7 +35,7 @@ std::set<uint32_t> RoundsLeft(const PlanFile& plan, int32_t sender,
   const fb::Body& body = plan.body();
   const fb::RankProgram& program = *body.programs()->Get(receiver);
   std::set<uint32_t> rounds;
-  for (const fb::Message* message : *program.messages()) {
+  for (const fb::Message* message : plan.messages().Of(program)) {
     if (message->kind() != fb::MessageKind::kRecv ||
         PeerOf(body, program, *message) != static_cast<uint32_t>(sender)) {
       continue;

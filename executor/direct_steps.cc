@@ -120,7 +120,7 @@ DirectSteps::DirectSteps(const PlanFile& plan, int32_t sender, int32_t receiver,
   const TensorTable tensors(plan, receiver);
   std::vector<uint64_t> bytes(tensors.size());
   uint64_t total = 0;
-  for (const fb::Message* message : *program.messages()) {
+  for (const fb::Message* message : plan.messages().Of(program)) {
     if (message->round() != round ||
         message->kind() != fb::MessageKind::kRecv ||
         PeerOf(body, program, *message) != static_cast<uint32_t>(sender)) {

@@ -31,7 +31,7 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
                            DirectRounds direct, uint64_t part_bytes) {
   const fb::Body& body = plan.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const Messages& messages = *program.messages();
+  const MessageVector& messages = plan.messages().Of(program);
   round_staging_bytes_ = program.staging_bytes();
   if (round_staging_bytes_ > 0 && HasRungs(body)) {
     round_staging_bytes_ =
@@ -113,11 +113,11 @@ void RankSchedule::AddRelays(const PlanFile& plan, int32_t rank) {
       const uint32_t number = work.operations_begin + i;
       if (operations_[number].kind != fb::MessageKind::kSend) continue;
       // It came in an earlier exchange, and stayed there.
-      if (IsHeld(plan.body(),
-                 *program.messages()->Get(parts_[number].message))) {
+      const uint32_t message = parts_[number].message;
+      if (IsHeld(plan.body(), *plan.messages().Of(program).Get(message))) {
         continue;
       }
-      const fb::Message* fed_by = FedBy(program, parts_[number].message);
+      const fb::Message* fed_by = FedBy(plan.messages(), program, message);
       const size_t works =
           WorksBefore(fed_by == nullptr ? work.index : fed_by->round() + 1);
       const bool only_stored =
@@ -226,7 +226,7 @@ void RankSchedule::AddOperation(const fb::Body& body,
 
 // The k-th part of each message, at both ends, belongs to the k-th part of the
 // round. All parts of rounds use the same staging, behind the plan's own.
-void RankSchedule::AddParts(const fb::Body& body, const Messages& messages,
+void RankSchedule::AddParts(const fb::Body& body, const MessageVector& messages,
                             const PeerOfMessage& peer_of, uint32_t begin,
                             uint32_t end, const fb::Round& round,
                             uint64_t staging_begin, uint64_t part_bytes) {

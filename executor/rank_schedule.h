@@ -116,12 +116,11 @@ class RankSchedule {
   std::vector<int32_t> DirectSenders() const;
 
  private:
-  using Messages = flatbuffers::Vector<const fb::Message*>;
   RoundWork& AddWork(const fb::Round& round, uint32_t index);
   using PeerOfMessage = absl::FunctionRef<int32_t(const fb::Message&)>;
   void AddOperation(const fb::Body& body, const fb::Message& message,
                     int32_t peer, const MessagePart& part, uint64_t size_bytes);
-  void AddParts(const fb::Body& body, const Messages& messages,
+  void AddParts(const fb::Body& body, const MessageVector& messages,
                 const PeerOfMessage& peer_of, uint32_t begin, uint32_t end,
                 const fb::Round& round, uint64_t staging_begin,
                 uint64_t part_bytes);

@@ -66,12 +66,9 @@ absl::StatusOr<std::unique_ptr<Transport>> CreateTransport(
                                 .meeting = *std::move(options.meeting),
                                 .hosts = HostsOf(*options.plan)});
   }
-  const bool takes_part = rank >= 0 && rank < options.plan->world_size() &&
-                          options.plan->body()
-                                  .programs()
-                                  ->Get(static_cast<uint32_t>(rank))
-                                  ->messages()
-                                  ->size() > 0;
+  const bool takes_part =
+      rank >= 0 && rank < options.plan->world_size() &&
+      options.plan->messages().Of(static_cast<uint32_t>(rank)).size() > 0;
   if (takes_part) {
     if (absl::Status s = FindUcx(); !s.ok()) return s;
   }

@@ -14,8 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "plan/check.h"
 #include "plan/group_limit.h"
+#include "plan/message_lists.h"
 #include "plan/plan_file.h"
 #include "plan/quantize_check.h"
 #include "plan/stack_check.h"
@@ -87,6 +89,7 @@ class BodyChecker {
   Fault FaultOf(const Ends& ends, const fb::Message& message) const;
   absl::Status Tell(Fault fault, const Ends& ends,
                     const fb::Message& message) const;
+  // Of the program whose messages were checked last.
   absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
   // A copy list that was checked against buffers of some sizes, for a message
   // of `size_bytes`: any larger message is right as well. Ranks share lists,
@@ -97,6 +100,30 @@ class BodyChecker {
   };
   static constexpr uint32_t kNoSizes = std::numeric_limits<uint32_t>::max();
 
+  // A program that was checked, and the largest peers of its messages. 0 where
+  // it has none on a side.
+  struct Shared {
+    uint32_t rank = 0;
+    uint32_t last_source = 0;
+    uint32_t last_destination = 0;
+
+    void Add(uint32_t peer, uint32_t source_ranks) {
+      const bool of_source = peer < source_ranks;
+      last_source = std::max(last_source, of_source ? peer : 0);
+      last_destination = std::max(last_destination, of_source ? 0 : peer);
+    }
+  };
+
+  // `position`: 0. Ends at the message with a fault, if there is one.
+  absl::Status CheckMessages(const fb::RankProgram& program, const Ends& ends,
+                             uint32_t sizes, Shared& shared,
+                             uint32_t& position);
+  // If true, the messages of a packed round, the first of which is `begin`,
+  // have no fault, their copies were checked against buffers of `sizes`, and
+  // their peers are in `shared`.
+  bool IsSound(const PackedColumns& columns, const fb::MessageRound& round,
+               size_t begin, const Ends& ends, uint32_t sizes,
+               Shared& shared) const;
   // Counts the message, which has no fault, among its round's operations;
   // whether NCCL bears so many.
   bool CountOperation(uint32_t rank, const fb::Message& message);
@@ -112,18 +139,25 @@ class BodyChecker {
   absl::Status CheckCopy(const fb::RankProgram& program, const fb::Copy& copy,
                          uint64_t size_bytes, bool fills);
 
-  // A program that was checked, and the largest peers of its messages. 0 where
-  // it has none on a side.
-  struct Shared {
-    uint32_t rank = 0;
-    uint32_t last_source = 0;
-    uint32_t last_destination = 0;
-  };
-
   // The operations of one rank in a round.
   struct Operations {
     uint32_t rank = 0;
     uint32_t count = 0;
+  };
+
+  // What the relays of a program are checked with: the round of a message, and
+  // whether it is a send. One number, because messages are many.
+  class MessageEnd {
+   public:
+    MessageEnd() = default;
+    MessageEnd(uint32_t round, fb::MessageKind kind)
+        : value_(round << 1 | (kind == fb::MessageKind::kSend ? 1 : 0)) {}
+
+    bool is_send() const { return (value_ & 1) != 0; }
+    uint32_t round() const { return value_ >> 1; }
+
+   private:
+    uint32_t value_ = 0;
   };
 
   const fb::Body& body_;
@@ -141,6 +175,10 @@ class BodyChecker {
   std::unordered_map<const void*, Shared> shared_;  // by messages
   std::vector<Operations>
       operations_;  // by round; of the last rank that has it
+  // Of the last program that has relays.
+  std::vector<MessageEnd> ends_;
+  std::vector<uint32_t> sends_;        // positions in `ends_`
+  std::vector<fb::Message> of_round_;  // that is looked at one by one
   std::vector<BufferSize> buffers_;
   std::map<std::vector<BufferSize>, uint32_t> sizes_;  // numbered as they come
   std::vector<CheckedList> checked_;  // by copy list; the last check of each
@@ -149,6 +187,9 @@ class BodyChecker {
 absl::Status BodyChecker::Check() {
   if (absl::Status status = CheckPresence(); !status.ok()) return status;
   if (absl::Status status = CheckPools(); !status.ok()) return status;
+  if (absl::Status status = CheckPackedMessages(body_); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = CheckStacks(body_, buffers_); !status.ok()) {
     return status;
   }
@@ -295,13 +336,15 @@ absl::Status BodyChecker::CheckDelta() {
   for (uint32_t rank = body_.source_ranks(); rank < body_.programs()->size();
        ++rank) {
     const fb::RankProgram& program = *body_.programs()->Get(rank);
-    if (program.messages() == nullptr) continue;
-    for (const fb::Message* message : *program.messages()) {
-      if (message->kind() != fb::MessageKind::kSend) continue;
-      return Bad(absl::StrFormat(
-          "delta: destination rank %u relays, which does not know what changed",
-          rank));
-    }
+    if (!ArePacked(program) && program.messages() == nullptr) continue;
+    const bool sends_none =
+        ForEachMessage(body_, program, [](const fb::Message& message) {
+          return message.kind() != fb::MessageKind::kSend;
+        });
+    if (sends_none) continue;
+    return Bad(absl::StrFormat(
+        "delta: destination rank %u relays, which does not know what changed",
+        rank));
   }
   return absl::OkStatus();
 }
@@ -392,20 +435,23 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
         absl::StrFormat("program of rank %u%s: %s", rank, where, message));
   };
   if (program.buffers() == nullptr) return at("", "has no list of buffers");
-  if (program.messages() == nullptr) return at("", "has no list of messages");
+  if (!ArePacked(program) && program.messages() == nullptr) {
+    return at("", "has no list of messages");
+  }
   if (!IsAligned(program.messages())) {
     return at("", "messages are not aligned to 8 bytes");
   }
+  const uint32_t count = MessageCount(body_, program);
   if (IsChecked(rank, program)) {
-    if (program.messages()->size() > shared_messages_left_) {
+    if (count > shared_messages_left_) {
       return at("", "shares its lists too often");
     }
-    shared_messages_left_ -= program.messages()->size();
+    shared_messages_left_ -= count;
     return absl::OkStatus();
   }
-  const uint64_t entries =
-      uint64_t{program.messages()->size()} + program.buffers()->size() +
-      Length(program.quantizes()) + Length(program.relays());
+  const uint64_t entries = uint64_t{count} + program.buffers()->size() +
+                           Length(program.quantizes()) +
+                           Length(program.relays());
   if (entries > entries_left_) return at("", "shares its lists too often");
   entries_left_ -= entries;
   if (program.staging_bytes() > kLargestStaging) {
@@ -447,42 +493,133 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
                      .source_shift = program.source_shift(),
                      .destination_shift = program.destination_shift(),
                      .staging_bytes = program.staging_bytes()};
-  const auto& messages = *program.messages();
-  const uint32_t count = messages.size();
   Shared shared = {.rank = rank};
-  for (uint32_t i = 0; i < count; ++i) {
-    const fb::Message& message = *messages.Get(i);
-    absl::Status status;
-    if (const Fault fault = FaultOf(ends, message); fault != Fault::kNone) {
-      status = Tell(fault, ends, message);
-    } else if (!CountOperation(rank, message)) {
-      status = Bad(absl::StrFormat(
-          "round %u has more than %u operations of the rank; NCCL can hang in "
-          "larger groups",
-          message.round(), kGroupOperationsMax));
-    } else if (!IsChecked(message, sizes)) {
-      status = CheckCopies(program, sizes, message.copies(),
-                           message.size_bytes(), false);
-    }
-    if (!status.ok()) {
-      return at(absl::StrCat(", message ", i), std::string(status.message()));
-    }
-    uint32_t& last = message.peer() < source_ranks_ ? shared.last_source
-                                                    : shared.last_destination;
-    last = std::max(last, message.peer());
+  uint32_t position = 0;
+  if (absl::Status status =
+          CheckMessages(program, ends, sizes, shared, position);
+      !status.ok()) {
+    return at(absl::StrCat(", message ", position),
+              std::string(status.message()));
   }
   if (absl::Status status = CheckRelays(program, rank < body_.source_ranks());
       !status.ok()) {
     return at("", std::string(status.message()));
   }
-  shared_[program.messages()] = shared;
+  shared_[MessagesKey(body_, program)] = shared;
   return absl::OkStatus();
+}
+
+absl::Status BodyChecker::CheckMessages(const fb::RankProgram& program,
+                                        const Ends& ends, uint32_t sizes,
+                                        Shared& shared, uint32_t& position) {
+  const bool relays = program.relays() != nullptr;
+  if (relays) ends_.resize(MessageCount(body_, program));
+  sends_.clear();
+  const auto check = [&](absl::Span<const fb::Message> messages) {
+    for (const fb::Message& message : messages) {
+      if (const Fault fault = FaultOf(ends, message); fault != Fault::kNone) {
+        return Tell(fault, ends, message);
+      }
+      if (!CountOperation(ends.rank, message)) {
+        return Bad(absl::StrFormat(
+            "round %u has more than %u operations of the rank; NCCL can hang "
+            "in larger groups",
+            message.round(), kGroupOperationsMax));
+      }
+      if (!IsChecked(message, sizes)) {
+        absl::Status status = CheckCopies(program, sizes, message.copies(),
+                                          message.size_bytes(), false);
+        if (!status.ok()) return status;
+      }
+      shared.Add(message.peer(), source_ranks_);
+      if (relays) {
+        ends_[position] = MessageEnd(message.round(), message.kind());
+        if (ends_[position].is_send()) sends_.push_back(position);
+      }
+      ++position;
+    }
+    return absl::OkStatus();
+  };
+  const fb::MessageList* const list = PackedList(body_, program);
+  if (list == nullptr) {
+    const MessageVector& messages = *program.messages();
+    if (messages.size() == 0) return absl::OkStatus();
+    return check({messages.Get(0), messages.size()});
+  }
+  const PackedColumns columns(*body_.packed_messages());
+  for (uint32_t i = 0; i < list->rounds_count(); ++i) {
+    const fb::MessageRound& round =
+        *body_.packed_messages()->rounds()->Get(list->rounds_begin() + i);
+    const size_t begin = size_t{list->messages_begin()} + position;
+    if (!IsSound(columns, round, begin, ends, sizes, shared)) {
+      of_round_.clear();
+      columns.ForEachOf(round, IsStaged(body_, round), begin,
+                        [&](const fb::Message& message) {
+                          of_round_.push_back(message);
+                          return true;
+                        });
+      if (absl::Status status = check(of_round_); !status.ok()) return status;
+      continue;
+    }
+    if (relays) {
+      const auto sends =
+          std::fill_n(ends_.begin() + position, round.receives(),
+                      MessageEnd(round.round(), fb::MessageKind::kRecv));
+      std::fill_n(sends, round.sends(),
+                  MessageEnd(round.round(), fb::MessageKind::kSend));
+      for (uint32_t send = 0; send < round.sends(); ++send) {
+        sends_.push_back(position + round.receives() + send);
+      }
+    }
+    position += uint32_t{round.receives()} + round.sends();
+  }
+  return absl::OkStatus();
+}
+
+// Without a branch for each of the messages, because they are many. May say no
+// of sound ones too.
+bool BodyChecker::IsSound(const PackedColumns& columns,
+                          const fb::MessageRound& round, size_t begin,
+                          const Ends& ends, uint32_t sizes,
+                          Shared& shared) const {
+  const uint32_t count = uint32_t{round.receives()} + round.sends();
+  const bool is_staged = IsStaged(body_, round);
+  uint64_t offset = round.staging_offset();
+  if (is_staged ? count > kGroupOperationsMax || offset > ends.staging_bytes
+                : offset != 0) {
+    return false;
+  }
+  // What the file has where the peer is the rank itself.
+  const uint64_t self =
+      ends.rank -
+      (ends.rank < source_ranks_ ? ends.source_shift : ends.destination_shift);
+  bool is_sound = true;
+  uint64_t end = offset;
+  Shared peers = shared;
+  for (size_t i = begin; i < begin + count; ++i) {
+    const uint32_t peer = columns.Peer(i);
+    const uint32_t copies = columns.Copies(i);
+    const uint64_t size_bytes = columns.SizeBytes(copies);
+    const CheckedList& checked = checked_[copies];
+    is_sound &= (peer != self) & (checked.sizes == sizes) &
+                (checked.size_bytes <= size_bytes);
+    peers.Add(peer, source_ranks_);
+    end = offset + size_bytes;
+    offset = PackedColumns::OffsetBehind(offset, size_bytes);
+  }
+  if (!is_sound || (is_staged && end > ends.staging_bytes) ||
+      peers.last_source + ends.source_shift >= source_ranks_ ||
+      peers.last_destination + ends.destination_shift >= ranks_) {
+    return false;
+  }
+  shared = peers;
+  return true;
 }
 
 // Whether a program was checked that has the same lists, of a rank of the same
 // side, and the peers of this one exist and are others than `rank`.
 bool BodyChecker::IsChecked(uint32_t rank, const fb::RankProgram& program) {
-  const auto found = shared_.find(program.messages());
+  const auto found = shared_.find(MessagesKey(body_, program));
   if (found == shared_.end()) return false;
   const Shared& shared = found->second;
   const fb::RankProgram& checked = *body_.programs()->Get(shared.rank);
@@ -507,34 +644,25 @@ absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
                                       bool of_source) {
   if (program.relays() == nullptr) return absl::OkStatus();
   if (of_source) return Bad("a source rank has relays");
-  const auto& messages = *program.messages();
-  uint32_t next = 0;  // of `messages`: none before it is left out
-  for (uint32_t i = 0; i < program.relays()->size(); ++i) {
+  const uint32_t count = program.relays()->size();
+  for (uint32_t i = 0; i < count; ++i) {
     const fb::Relay& relay = *program.relays()->Get(i);
-    while (next < messages.size() &&
-           messages.Get(next)->kind() != fb::MessageKind::kSend) {
-      ++next;
-    }
-    if (relay.message() != next || next == messages.size()) {
+    if (i >= sends_.size() || relay.message() != sends_[i]) {
       return Bad(absl::StrFormat(
           "relay %u is message %u when it should be %s", i, relay.message(),
-          next == messages.size() ? "none" : absl::StrCat("message ", next)));
+          i >= sends_.size() ? "none" : absl::StrCat("message ", sends_[i])));
     }
-    const fb::Message* fed_by = relay.fed_by() < messages.size()
-                                    ? messages.Get(relay.fed_by())
-                                    : nullptr;
-    if (fed_by == nullptr || fed_by->kind() != fb::MessageKind::kRecv ||
-        fed_by->round() >= messages.Get(next)->round()) {
+    if (relay.fed_by() >= ends_.size() || ends_[relay.fed_by()].is_send() ||
+        ends_[relay.fed_by()].round() >= ends_[sends_[i]].round()) {
       return Bad(absl::StrFormat(
           "relay %u: message %u is fed by message %u, which is no receive of "
           "an earlier round",
-          i, next, relay.fed_by()));
+          i, sends_[i], relay.fed_by()));
     }
-    ++next;
   }
-  for (; next < messages.size(); ++next) {
-    if (messages.Get(next)->kind() != fb::MessageKind::kSend) continue;
-    return Bad(absl::StrFormat("message %u is sent, and no relay", next));
+  if (count < sends_.size()) {
+    return Bad(
+        absl::StrFormat("message %u is sent, and no relay", sends_[count]));
   }
   return absl::OkStatus();
 }

@@ -9,14 +9,14 @@ std::vector<uint32_t> NetworkPeers(const fb::Body& body) {
   std::vector<uint32_t> peers;
   for (const fb::RankProgram* program : *body.programs()) {
     peers.clear();
-    for (const fb::Message* message : *program->messages()) {
-      const uint32_t peer = PeerOf(body, *program, *message);
-      if (body.rounds()->Get(message->round())->route() ==
-              fb::Route::kNetwork &&
+    ForEachMessage(body, *program, [&](const fb::Message& message) {
+      const uint32_t peer = PeerOf(body, *program, message);
+      if (body.rounds()->Get(message.round())->route() == fb::Route::kNetwork &&
           body.programs()->Get(peer)->host() != program->host()) {
         peers.push_back(peer);
       }
-    }
+      return true;
+    });
     std::sort(peers.begin(), peers.end());
     counts.push_back(static_cast<uint32_t>(
         std::unique(peers.begin(), peers.end()) - peers.begin()));

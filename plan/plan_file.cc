@@ -169,13 +169,12 @@ bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
-    if (!seen.insert(program.messages()).second) continue;
-    for (const fb::Message* message : *program.messages()) {
-      if (message->kind() == fb::MessageKind::kSend &&
-          is_meant(program, *message)) {
-        return true;
-      }
-    }
+    if (!seen.insert(MessagesKey(body, program)).second) continue;
+    const bool sends_none =
+        ForEachSend(body, program, [&](const fb::Message& message) {
+          return !is_meant(program, message);
+        });
+    if (!sends_none) return true;
   }
   return false;
 }
@@ -221,6 +220,12 @@ bool HasDealing(const fb::Body& body) {
       });
 }
 
+bool HasPackedMessages(const fb::Body& body) {
+  return std::any_of(
+      body.programs()->begin(), body.programs()->end(),
+      [](const fb::RankProgram* program) { return ArePacked(*program); });
+}
+
 // What an executor must know of to run a plan, and how a body shows it.
 struct Feature {
   uint64_t bit;
@@ -237,6 +242,7 @@ constexpr std::array kFeatures = {
     Feature{kFeatureShifts, "shifted programs", HasShifts},
     Feature{kFeatureStagedDelta, "delta refits in staged rounds", HasRungs},
     Feature{kFeatureDealing, "dealt messages", HasDealing},
+    Feature{kFeaturePackedMessages, "packed messages", HasPackedMessages},
 };
 
 }  // namespace
@@ -253,17 +259,18 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
       body.topology() != nullptr || body.limits()->network_peers() > 0;
   const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
                          body.limits()->direct_multiprocessors() > 0;
-  const uint32_t minor = body.limits()->direct_pulls()           ? 11
-                         : (features & kFeatureDealing) != 0     ? 10
-                         : (features & kFeatureStagedDelta) != 0 ? 9
-                         : is_of_1_8                             ? 8
-                         : is_of_1_7                             ? 7
-                         : body.delta() != nullptr               ? 6
-                         : says_what_feeds_relays                ? 5
-                         : has_requirements                      ? 4
-                         : features >= kFeatureStagedRelays      ? 3
-                         : features > kFeatureDirectRounds       ? 2
-                                                                 : 1;
+  const uint32_t minor = (features & kFeaturePackedMessages) != 0 ? 12
+                         : body.limits()->direct_pulls()          ? 11
+                         : (features & kFeatureDealing) != 0      ? 10
+                         : (features & kFeatureStagedDelta) != 0  ? 9
+                         : is_of_1_8                              ? 8
+                         : is_of_1_7                              ? 7
+                         : body.delta() != nullptr                ? 6
+                         : says_what_feeds_relays                 ? 5
+                         : has_requirements                       ? 4
+                         : features >= kFeatureStagedRelays       ? 3
+                         : features > kFeatureDirectRounds        ? 2
+                                                                  : 1;
   return kFormatMajor << 16 | minor;
 }
 
@@ -458,6 +465,7 @@ absl::Status PlanFile::Check() {
   }
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
   if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
+  messages_ = std::make_unique<const MessageLists>(*body_);
   return CheckFeatures();
 }
 
@@ -556,37 +564,40 @@ fb::Route RouteBetween(const fb::Body& body, uint32_t source,
              : fb::Route::kNetwork;
 }
 
-std::vector<bool> DealtReceives(const fb::Body& body,
+std::vector<bool> DealtReceives(const MessageLists& messages,
                                 const fb::RankProgram& program) {
-  std::vector<bool> is_dealt(program.messages()->size(), false);
+  const MessageVector& of_program = messages.Of(program);
+  std::vector<bool> is_dealt(of_program.size(), false);
   if (program.relays() == nullptr) return is_dealt;
   for (const fb::Relay* relay : *program.relays()) {
-    if (IsHeld(body, *program.messages()->Get(relay->message()))) {
+    if (IsHeld(messages.body(), *of_program.Get(relay->message()))) {
       is_dealt[relay->fed_by()] = true;
     }
   }
   return is_dealt;
 }
 
-const fb::Message* PartnerOf(const fb::Body& body, uint32_t rank,
+const fb::Message* PartnerOf(const MessageLists& messages, uint32_t rank,
                              uint32_t position) {
+  const fb::Body& body = messages.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const fb::Message& message = *program.messages()->Get(position);
+  const MessageVector& here = messages.Of(program);
+  const fb::Message& message = *here.Get(position);
   const uint32_t peer = PeerOf(body, program, message);
   // Of those of the same round, kind and peer: how many are before it.
   uint32_t before = 0;
   for (uint32_t i = position; i-- > 0;) {
-    const fb::Message& other = *program.messages()->Get(i);
+    const fb::Message& other = *here.Get(i);
     if (other.round() != message.round()) break;
     before += other.kind() == message.kind() && other.peer() == message.peer();
   }
   const fb::RankProgram& there = *body.programs()->Get(peer);
-  const auto& messages = *there.messages();
+  const MessageVector& of_peer = messages.Of(there);
   const auto first = std::partition_point(
-      messages.begin(), messages.end(), [&](const fb::Message* other) {
+      of_peer.begin(), of_peer.end(), [&](const fb::Message* other) {
         return other->round() < message.round();
       });
-  for (auto it = first; it != messages.end(); ++it) {
+  for (auto it = first; it != of_peer.end(); ++it) {
     if (it->round() != message.round()) break;
     if (it->kind() == message.kind() || PeerOf(body, there, **it) != rank) {
       continue;
@@ -598,8 +609,9 @@ const fb::Message* PartnerOf(const fb::Body& body, uint32_t rank,
 }
 
 bool AreShared(const fb::RankProgram& a, const fb::RankProgram& b) {
-  return a.messages() == b.messages() && a.buffers() == b.buffers() &&
-         a.fills() == b.fills() && a.staging_bytes() == b.staging_bytes() &&
+  return a.messages() == b.messages() && a.message_list() == b.message_list() &&
+         a.buffers() == b.buffers() && a.fills() == b.fills() &&
+         a.staging_bytes() == b.staging_bytes() &&
          a.scratch_buffers() == b.scratch_buffers() &&
          a.quantizes() == b.quantizes() &&
          a.scratch_windows() == b.scratch_windows() &&
@@ -607,14 +619,15 @@ bool AreShared(const fb::RankProgram& a, const fb::RankProgram& b) {
          a.relays() == b.relays();
 }
 
-const fb::Message* FedBy(const fb::RankProgram& program, uint32_t position) {
+const fb::Message* FedBy(const MessageLists& messages,
+                         const fb::RankProgram& program, uint32_t position) {
   if (program.relays() == nullptr) return nullptr;
   const auto& relays = *program.relays();
   const auto found = std::partition_point(
       relays.begin(), relays.end(),
       [&](const fb::Relay* relay) { return relay->message() < position; });
   if (found == relays.end() || found->message() != position) return nullptr;
-  return program.messages()->Get(found->fed_by());
+  return messages.Of(program).Get(found->fed_by());
 }
 
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank) {

@@ -11,12 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "plan/message_lists.h"
 #include "plan_generated.h"
 
 namespace refit {
 
 inline constexpr uint32_t kFormatMajor = 1;
-inline constexpr uint32_t kFormatMinor = 11;
+inline constexpr uint32_t kFormatMinor = 12;
 // Bits of `required_features`.
 inline constexpr uint64_t kFeatureDirectRounds = 1;
 inline constexpr uint64_t kFeaturePostHooks = 2;
@@ -28,24 +29,15 @@ inline constexpr uint64_t kFeatureShifts = 64;        // of programs
 inline constexpr uint64_t kFeatureStagedDelta = 128;  // in staged rounds
 // Ranks that deal out what they hold for others of their host.
 inline constexpr uint64_t kFeatureDealing = 256;
+inline constexpr uint64_t kFeaturePackedMessages = 512;
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantization |
     kFeatureRelays | kFeatureStagedRelays | kFeatureDelta | kFeatureShifts |
-    kFeatureStagedDelta | kFeatureDealing;
+    kFeatureStagedDelta | kFeatureDealing | kFeaturePackedMessages;
 // The format_version of a plan with this body that requires `features`: the
 // oldest that has all of both, 1.1 at least.
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features);
-// Alignment of staging ranges and of each copy inside a message, so that the
-// widest vector access of a GPU (16 bytes) never straddles two copies.
-inline constexpr int64_t kStagingAlignmentBytes = 16;
-
-// `bytes` rounded up to kStagingAlignmentBytes.
-constexpr int64_t AlignStaging(int64_t bytes) {
-  return (bytes + kStagingAlignmentBytes - 1) / kStagingAlignmentBytes *
-         kStagingAlignmentBytes;
-}
-
 // XXH3-128 of `bytes`.
 fb::Digest DigestOf(absl::Span<const uint8_t> bytes);
 
@@ -68,6 +60,7 @@ std::string DigestText(const fb::Digest& digest);
 //   * each copy stays inside its tensors (no loop runs across two tensors of a
 //     stack except from one whole tensor to the next) and inside its message's
 //     staging range
+//   * packed messages can be read: their ranges and counts agree
 //   * messages stay inside the staging arena, name a known round and an
 //   existing peer other than themselves
 //   * fragments and regions have one entry per dimension and stay inside param
@@ -97,6 +90,8 @@ class PlanFile {
 
   const fb::Plan& plan() const { return *plan_; }
   const fb::Body& body() const { return *body_; }
+  // Those of each program. They stay where they are when the plan is moved.
+  const MessageLists& messages() const { return *messages_; }
   absl::Span<const uint8_t> bytes() const;
   // Those of a plan that FromBytes made; a copy of any other's.
   std::vector<uint8_t> TakeBytes() &&;
@@ -115,6 +110,7 @@ class PlanFile {
   std::unique_ptr<Bytes> bytes_;
   const fb::Plan* plan_ = nullptr;
   const fb::Body* body_ = nullptr;
+  std::unique_ptr<const MessageLists> messages_;
 };
 
 // Bits of the features that the body uses: what a file that holds it must
@@ -159,12 +155,12 @@ inline bool IsHeld(const fb::Body& body, const fb::Message& send) {
 
 // By position of the program's messages: whether it is a receive whose bytes
 // the rank deals out. They stay in staging, also where it wants them itself.
-std::vector<bool> DealtReceives(const fb::Body& body,
+std::vector<bool> DealtReceives(const MessageLists& messages,
                                 const fb::RankProgram& program);
 
 // The other end of message `position` of `rank`; null if there is none. A
 // pair's messages of one round are in the same order at both ends.
-const fb::Message* PartnerOf(const fb::Body& body, uint32_t rank,
+const fb::Message* PartnerOf(const MessageLists& messages, uint32_t rank,
                              uint32_t position);
 
 // Whether the two programs are one, but for the ranks of their peers and the
@@ -173,7 +169,8 @@ bool AreShared(const fb::RankProgram& a, const fb::RankProgram& b);
 
 // The receive that brings what message `position` of `program` passes on; null
 // for a message that is no relay, and in plans that do not say.
-const fb::Message* FedBy(const fb::RankProgram& program, uint32_t position);
+const fb::Message* FedBy(const MessageLists& messages,
+                         const fb::RankProgram& program, uint32_t position);
 
 // Bytes of a rank's scratch arena.
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);

@@ -23,16 +23,17 @@ class RangeCollector {
   std::vector<SentRange> Collect() {
     // Messages share lists.
     std::set<uint32_t> lists;
-    for (const fb::Message* message : *program_.messages()) {
-      if (message->kind() != fb::MessageKind::kSend ||
-          !lists.insert(message->copies()).second) {
-        continue;
+    ForEachMessage(body_, program_, [&](const fb::Message& message) {
+      if (message.kind() != fb::MessageKind::kSend ||
+          !lists.insert(message.copies()).second) {
+        return true;
       }
-      const fb::CopyList& list = *body_.copy_lists()->Get(message->copies());
+      const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
       for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
         Add(*body_.copies()->Get(c));
       }
-    }
+      return true;
+    });
     return std::move(ranges_);
   }
 
@@ -92,7 +93,7 @@ class RangeCollector {
 
 std::vector<SentRange> SentRanges(const PlanFile& plan, int32_t rank) {
   const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-  if (program.buffers() == nullptr || program.messages() == nullptr) return {};
+  if (program.buffers() == nullptr) return {};
   return RangeCollector(plan, rank).Collect();
 }
 

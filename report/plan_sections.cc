@@ -107,19 +107,20 @@ uint64_t CoveredBytes(std::vector<ByteRange>& ranges) {
   return covered;
 }
 
-void AddStaging(const fb::Body& body, uint32_t rank, uint32_t rounds_per_group,
+void AddStaging(const PlanFile& plan, uint32_t rank, uint32_t rounds_per_group,
                 PeakBytes& staging) {
-  const auto* messages = body.programs()->Get(rank)->messages();
+  const fb::Body& body = plan.body();
+  const MessageVector& messages = plan.messages().Of(rank);
   std::vector<ByteRange> ranges;
-  for (uint32_t i = 0; i < Length(messages); ++i) {
-    const fb::Message& message = *messages->Get(i);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message& message = *messages.Get(i);
     if (body.rounds()->Get(message.round())->mechanism() ==
         fb::Mechanism::kStaged) {
       ranges.emplace_back(message.staging_offset(),
                           message.staging_offset() + message.size_bytes());
     }
-    if (i + 1 < messages->size() &&
-        messages->Get(i + 1)->round() == message.round()) {
+    if (i + 1 < messages.size() &&
+        messages.Get(i + 1)->round() == message.round()) {
       continue;
     }
     staging.Take(message.round() / rounds_per_group, CoveredBytes(ranges),
@@ -323,7 +324,7 @@ void WriteRanks(const PlanFile& plan, DataWriter& data) {
 
 void WriteTraffic(const PlanFile& plan, DataWriter& data) {
   const fb::Body& body = plan.body();
-  const SendPayloads payloads(body);
+  const SendPayloads payloads(plan.messages());
   const auto end_of = [&](uint32_t rank) {
     return End{.side = plan.side(static_cast<int32_t>(rank)),
                .host = body.programs()->Get(rank)->host(),
@@ -339,7 +340,7 @@ void WriteTraffic(const PlanFile& plan, DataWriter& data) {
     } else {
       receivers[sender];
     }
-    const auto& messages = *body.programs()->Get(rank)->messages();
+    const MessageVector& messages = plan.messages().Of(rank);
     for (uint32_t position = 0; position < messages.size(); ++position) {
       const fb::Message& message = *messages.Get(position);
       if (message.kind() != fb::MessageKind::kSend) continue;
@@ -414,7 +415,7 @@ void WriteMemory(const PlanFile& plan, DataWriter& data) {
   uint64_t staging_arena = 0;
   uint64_t scratch_arena = 0;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    AddStaging(body, rank, rounds_per_group, staging);
+    AddStaging(plan, rank, rounds_per_group, staging);
     AddScratchUse(body, rank, rounds_per_group, scratch);
     staging_arena =
         std::max(staging_arena, body.programs()->Get(rank)->staging_bytes());

@@ -67,8 +67,7 @@ std::string MeasuredTrace(const PlanFile& plan, const RefitMeasurement& refit) {
   for (size_t i = 0; i < rounds.size(); ++i) {
     const fb::RankProgram& program =
         *plan.body().programs()->Get(static_cast<uint32_t>(i));
-    if (program.messages() == nullptr) continue;
-    for (const fb::Message* message : *program.messages()) {
+    for (const fb::Message* message : plan.messages().Of(program)) {
       if (message->kind() != fb::MessageKind::kSend) continue;
       const uint32_t peer = PeerOf(plan.body(), program, *message);
       const auto sent = rounds[i].find(message->round());

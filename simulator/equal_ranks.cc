@@ -46,9 +46,11 @@ std::vector<Part> PartsOf(const fb::Body& body) {
   }
   for (const int32_t rank : first) {
     const fb::RankProgram& program = *programs.Get(static_cast<uint32_t>(rank));
-    for (const fb::Message* message : *program.messages()) {
-      if (shifts_of(message->peer()) != Shifts()) return {};
-    }
+    const bool stays_in_part =
+        ForEachMessage(body, program, [&](const fb::Message& message) {
+          return shifts_of(message.peer()) == Shifts();
+        });
+    if (!stays_in_part) return {};
   }
   return parts;
 }

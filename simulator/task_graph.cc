@@ -103,7 +103,7 @@ class Builder {
           slowness(slowness),
           tensors(plan, number),
           is_dealt(DealtReceives(
-              plan.body(),
+              plan.messages(),
               *plan.body().programs()->Get(static_cast<uint32_t>(number)))) {}
 
     int32_t number = 0;
@@ -481,8 +481,8 @@ void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
       if (slots == peers.pulled_slots.end()) continue;
       const uint32_t position = schedule.parts()[number].message;
       const fb::Message* received =
-          sends ? PartnerOf(body_, here, position)
-                : body_.programs()->Get(here)->messages()->Get(position);
+          sends ? PartnerOf(plan_.messages(), here, position)
+                : plan_.messages().Of(here).Get(position);
       if (received == nullptr) continue;
       const fb::CopyList& list = *body_.copy_lists()->Get(received->copies());
       uint64_t bytes = 0;
@@ -624,10 +624,9 @@ void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
 DirectDeltaCosts Builder::DirectCosts(const Rank& rank,
                                       const RankSchedule& schedule,
                                       size_t operation) const {
-  const fb::Message& message = *body_.programs()
-                                    ->Get(static_cast<uint32_t>(rank.number))
-                                    ->messages()
-                                    ->Get(schedule.parts()[operation].message);
+  const fb::Message& message = *plan_.messages()
+                                    .Of(static_cast<uint32_t>(rank.number))
+                                    .Get(schedule.parts()[operation].message);
   const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
   int64_t element_bytes = 8;
   for (uint32_t i = 0; i < list.count(); ++i) {
@@ -700,8 +699,8 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
 // Of packing or unpacking, or of encoding or applying what is coded.
 double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
                             const RoundWork& work, fb::MessageKind kind) const {
-  const auto& messages =
-      *body_.programs()->Get(static_cast<uint32_t>(rank.number))->messages();
+  const MessageVector& messages =
+      plan_.messages().Of(static_cast<uint32_t>(rank.number));
   double bytes = 0;
   double coded_bytes = 0;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
@@ -867,8 +866,8 @@ double Builder::CompareSeconds(const Rank& rank, const RankSchedule& schedule,
 double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
                              const RoundWork& work) const {
   if (rank.fused_slots.empty()) return 0;
-  const auto& messages =
-      *body_.programs()->Get(static_cast<uint32_t>(rank.number))->messages();
+  const MessageVector& messages =
+      plan_.messages().Of(static_cast<uint32_t>(rank.number));
   double elements = 0;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;

@@ -174,7 +174,7 @@ std::vector<std::string> TensorsOf(const PlanFile& plan,
                                    const Message& message) {
   const fb::Body& body = plan.body();
   const SentCopies sent = SentCopiesOf(
-      body, static_cast<uint32_t>(message.source), message.position);
+      plan.messages(), static_cast<uint32_t>(message.source), message.position);
   const fb::RankProgram& packer = *body.programs()->Get(sent.packer);
   std::map<uint32_t, uint64_t> elements;  // by entry of Body.buffers
   for (const fb::Copy* copy : sent.copies) {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "compiler/emit/lower_copies.h"
-#include "compiler/ir/counting_sort.h"
+#include "compiler/emit/pack_messages.h"
 #include "plan/plan_file.h"
 
 namespace refit {
@@ -234,40 +234,16 @@ struct LoweredMessage {
   int64_t size_bytes = 0;
 };
 
-// In order of rounds, then sources, then destinations. Stable, so that several
-// messages of a pair in one round keep one order at both ends.
 std::vector<LoweredMessage> MessagesInOrder(const Module& module) {
-  struct Place {
-    uint32_t number = 0;
-    int32_t round = 0;
-    Rank source{};
-    Rank destination{};
-  };
-  std::vector<Place> places;
-  places.reserve(module.messages.size());
-  for (const Message& message : module.messages) {
-    places.push_back({.number = static_cast<uint32_t>(places.size()),
-                      .round = message.round,
-                      .source = message.source,
-                      .destination = message.destination});
-  }
-  const size_t world = static_cast<size_t>(module.world_size());
-  CountingSort(places, world,
-               [](const Place& place) { return IndexOf(place.destination); });
-  CountingSort(places, world,
-               [](const Place& place) { return IndexOf(place.source); });
-  CountingSort(places, module.rounds.size(), [](const Place& place) {
-    return static_cast<size_t>(place.round);
-  });
   std::vector<LoweredMessage> messages;
-  messages.reserve(places.size());
-  for (const Place& place : places) {
-    const Message& message = module.messages[place.number];
+  messages.reserve(module.message_order.size());
+  for (const uint32_t number : module.message_order) {
+    const Message& message = module.messages[number];
     messages.push_back(
-        {.number = place.number,
-         .round = place.round,
-         .source = place.source,
-         .destination = place.destination,
+        {.number = number,
+         .round = message.round,
+         .source = message.source,
+         .destination = message.destination,
          .contents = message.contents,
          .is_held = message.is_held,
          .is_unpacked = message.is_unpacked,
@@ -343,10 +319,32 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
   return lowered;
 }
 
+// A program's messages in the file: one of the two.
+struct EmittedMessages {
+  flatbuffers::Offset<MessageVector> messages;
+  int32_t packed_list = -1;
+};
+
+EmittedMessages EmitMessages(Builder& builder, const RankMessages& rank,
+                             MessagePacker* packer) {
+  const std::vector<RankMessages::End>& ends = rank.ends;
+  const auto message_at = [&](size_t i) -> const fb::Message& {
+    return ends[i].message;
+  };
+  if (packer != nullptr) {
+    const std::optional<int32_t> list = packer->Pack(ends.size(), message_at);
+    if (list.has_value()) return {.messages = 0, .packed_list = *list};
+  }
+  return {.messages = builder.CreateVectorOfStructs<fb::Message>(
+              ends.size(), [&](size_t i, fb::Message* message) {
+                *message = message_at(i);
+              })};
+}
+
 // What the programs of a folded job's other parts share with the first's.
 struct ProgramLists {
   OffsetVector<uint32_t> buffers;
-  flatbuffers::Offset<flatbuffers::Vector<const fb::Message*>> messages;
+  EmittedMessages messages;
   uint32_t scratch_buffers = 0;
   flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes;
   flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows;
@@ -355,25 +353,26 @@ struct ProgramLists {
 };
 
 // The messages of a rank of another part: those of `first` with other peers.
-flatbuffers::Offset<flatbuffers::Vector<const fb::Message*>> EmitShifted(
-    Builder& builder, const Module& module, const RankMessages& first,
-    uint32_t source_shift, uint32_t destination_shift) {
-  return builder.CreateVectorOfStructs<fb::Message>(
-      first.ends.size(), [&](size_t i, fb::Message* message) {
-        const fb::Message& of_first = first.ends[i].message;
-        const Rank peer{static_cast<int32_t>(of_first.peer())};
-        *message = fb::Message(
-            of_first.round(),
-            of_first.peer() +
-                (module.IsRelay(peer) ? destination_shift : source_shift),
-            of_first.copies(), of_first.kind(), /*reserved=*/0,
-            /*reserved2=*/0, of_first.staging_offset(), of_first.size_bytes());
-      });
+EmittedMessages EmitShifted(Builder& builder, const Module& module,
+                            const RankMessages& first, uint32_t source_shift,
+                            uint32_t destination_shift) {
+  return {.messages = builder.CreateVectorOfStructs<fb::Message>(
+              first.ends.size(), [&](size_t i, fb::Message* message) {
+                const fb::Message& of_first = first.ends[i].message;
+                const Rank peer{static_cast<int32_t>(of_first.peer())};
+                *message = fb::Message(
+                    of_first.round(),
+                    of_first.peer() + (module.IsRelay(peer) ? destination_shift
+                                                            : source_shift),
+                    of_first.copies(), of_first.kind(), /*reserved=*/0,
+                    /*reserved2=*/0, of_first.staging_offset(),
+                    of_first.size_bytes());
+              })};
 }
 
 absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     Builder& builder, const Module& module, CopyLowering& lowering,
-    QuantizeLowering& quantize_lowering) {
+    QuantizeLowering& quantize_lowering, MessagePacker& packer) {
   // Filling comes first in every program, so its lists get the first numbers.
   std::vector<uint32_t> fills;
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
@@ -383,6 +382,7 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
       LowerMessages(module, lowering);
   if (!lowered.ok()) return lowered.status();
   const std::vector<RankMessages>& ranks = lowered->ranks;
+  packer.StartLists(lowering.lists().size());
   absl::flat_hash_map<std::vector<BufferId>, OffsetVector<uint32_t>> shared;
   std::vector<ProgramLists> lists(ranks.size());
   std::vector<Offset<fb::RankProgram>> programs;
@@ -397,18 +397,18 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
           static_cast<uint32_t>(part * module.fold->source_shift);
       uint32_t destination_shift =
           static_cast<uint32_t>(part * module.fold->destination_shift);
-      if (!module.fold->shares_lists) {
+      if (!module.is_compact) {
         messages = EmitShifted(builder, module, ranks[first], source_shift,
                                destination_shift);
         source_shift = destination_shift = 0;
       }
       programs.push_back(fb::CreateRankProgram(
-          builder, of_first.buffers, messages, fills[rank],
+          builder, of_first.buffers, messages.messages, fills[rank],
           static_cast<uint64_t>(ranks[first].staging_bytes),
           static_cast<uint32_t>(module.topology.host[rank]),
           of_first.scratch_buffers, of_first.quantizes, of_first.windows,
           of_first.arena_bytes, of_first.relays, source_shift,
-          destination_shift));
+          destination_shift, messages.packed_list));
       continue;
     }
     const std::vector<BufferId>& held = module.buffers_of(id);
@@ -420,10 +420,8 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
       }
       it = shared.emplace(held, builder.CreateVector(buffers)).first;
     }
-    const std::vector<RankMessages::End>& ends = ranks[rank].ends;
-    const auto messages = builder.CreateVectorOfStructs<fb::Message>(
-        ends.size(),
-        [&](size_t i, fb::Message* message) { *message = ends[i].message; });
+    const EmittedMessages messages = EmitMessages(
+        builder, ranks[rank], module.is_compact ? &packer : nullptr);
     const std::vector<fb::Relay> relay_structs =
         LowerRelays(module, *lowered, rank);
     flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays = 0;
@@ -453,10 +451,11 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
     lists[rank] = {it->second, messages,    scratch_buffers, quantizes,
                    windows,    arena_bytes, relays};
     programs.push_back(fb::CreateRankProgram(
-        builder, it->second, messages, fills[rank],
+        builder, it->second, messages.messages, fills[rank],
         static_cast<uint64_t>(ranks[rank].staging_bytes),
         static_cast<uint32_t>(module.topology.host[rank]), scratch_buffers,
-        quantizes, windows, arena_bytes, relays));
+        quantizes, windows, arena_bytes, relays, /*source_shift=*/0,
+        /*destination_shift=*/0, messages.packed_list));
   }
   return builder.CreateVector(programs);
 }
@@ -513,9 +512,11 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
   const auto buffers = builder.CreateVector(buffer_offsets);
   CopyLowering lowering(module);
   QuantizeLowering quantize_lowering(module);
+  MessagePacker packer(module);
   const auto programs =
-      EmitPrograms(builder, module, lowering, quantize_lowering);
+      EmitPrograms(builder, module, lowering, quantize_lowering, packer);
   if (!programs.ok()) return programs.status();
+  const Offset<fb::PackedMessages> packed = packer.Emit(builder);
   std::vector<fb::Round> round_structs;
   for (const Round& round : module.rounds) {
     round_structs.emplace_back(round.route, round.mechanism, /*reserved=*/0);
@@ -572,7 +573,7 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
                         params, buffers, *programs, rounds, lists, copies,
                         loops, skips, casts, limits, stats,
                         module.topology.colocated, quantizations,
-                        quantize_loops, requirements, delta, topology);
+                        quantize_loops, requirements, delta, topology, packed);
 }
 
 }  // namespace
@@ -582,7 +583,7 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   // never touched.
   constexpr size_t kLeastBytes = 1 << 20;
   const size_t ends = 2 * module.messages.size() *
-                      (module.fold.has_value() && !module.fold->shares_lists
+                      (module.fold.has_value() && !module.is_compact
                            ? static_cast<size_t>(module.parts())
                            : 1);
   Builder body_builder(

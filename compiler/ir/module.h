@@ -456,7 +456,6 @@ struct Topology {
 // writes its programs for each part.
 struct Fold {
   int32_t parts = 1;
-  bool shares_lists = false;  // in the plan, of equal ranks of all parts
   // From a rank to the same one of the next part.
   int32_t source_shift = 0;
   int32_t destination_shift = 0;
@@ -498,7 +497,11 @@ struct Module {
   int32_t waves = 1;
   int32_t unquantized_wave = 0;  // of what needs no scratch
 
-  std::optional<Fold> fold;  // fold-ranks
+  // fold-ranks
+  std::optional<Fold> fold;
+  // Whether the file is to be small: equal ranks of all parts share lists, and
+  // messages are packed.
+  bool is_compact = false;
 
   // intersect-layouts, choose-sources: of the first part of a folded job
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
@@ -513,6 +516,9 @@ struct Module {
   std::vector<std::vector<Packed>> contents;
   std::vector<Message> messages;
   std::vector<Round> rounds;
+  // Numbers of `messages` in the order of programs: by round, then source, then
+  // destination. A rank has what it receives in a round before what it sends.
+  std::vector<uint32_t> message_order;  // schedule-rounds
 
   // bound-time, estimate-cost
   Stats stats;

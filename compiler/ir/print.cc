@@ -198,7 +198,7 @@ std::string FoldText(const Module& module) {
   return absl::StrFormat("%d parts, %d sources and %d destinations apart%s\n",
                          module.fold->parts, module.fold->source_shift,
                          module.fold->destination_shift,
-                         module.fold->shares_lists ? ", share lists" : "");
+                         module.is_compact ? ", share lists" : "");
 }
 
 std::string PiecesText(const Module& module) {

@@ -207,7 +207,7 @@ enum class FanOutKind : uint8_t {
 
 // Whether equal parts of a job are planned once.
 enum class FoldKind : uint8_t {
-  kAuto,  // of jobs of more than 1,024 ranks
+  kAuto,  // the file is compact in jobs of more than 1,024 ranks
   kAlways,
   kNever,
 };

@@ -12,9 +12,9 @@
 namespace refit {
 namespace {
 
-// Smaller plans gain little from shared lists, and are written for executors
-// that do not know of shifts too.
-constexpr int32_t kSharedRanksMin = 1025;
+// Smaller plans gain little from shared lists and packed messages, and are
+// written for executors that do not know of these too.
+constexpr int32_t kCompactRanksMin = 1025;
 
 // Shards are cut as evenly as their rows allow.
 constexpr double kUneven = 1.01;
@@ -155,8 +155,10 @@ double MostReceivedBytes(const Module& module) {
 
 absl::Status FoldRanks(const PassOptions& options, Module& module) {
   const FoldKind kind = options.job.options.fold.value;
-  if (kind == FoldKind::kNever || module.topology.colocated ||
-      module.source_ranks() == 0 ||
+  if (kind == FoldKind::kNever) return absl::OkStatus();
+  module.is_compact =
+      kind == FoldKind::kAlways || module.world_size() >= kCompactRanksMin;
+  if (module.topology.colocated || module.source_ranks() == 0 ||
       module.world_size() == module.source_ranks()) {
     return absl::OkStatus();
   }
@@ -174,8 +176,6 @@ absl::Status FoldRanks(const PassOptions& options, Module& module) {
     if (!source.has_value() || !destination.has_value()) continue;
     Fold& fold = module.fold.emplace();
     fold.parts = static_cast<int32_t>(parts);
-    fold.shares_lists =
-        kind == FoldKind::kAlways || module.world_size() >= kSharedRanksMin;
     fold.source_shift = *source;
     fold.destination_shift = *destination;
     fold.part.resize(world);

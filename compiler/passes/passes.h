@@ -59,6 +59,7 @@ absl::Status PlaceQuantization(const PassOptions& options, Module& module);
 //
 // Requires: place-quantization.
 // Ensures:  `fold` if it is: what follows plans the first part alone.
+//           `is_compact`.
 absl::Status FoldRanks(const PassOptions& options, Module& module);
 
 // Cuts every destination fragment into pieces that one set of source ranks
@@ -127,7 +128,8 @@ absl::Status FormBuckets(const PassOptions& options, Module& module);
 // Requires: form-buckets.
 // Ensures:  `rounds`; each message has its round and staging offsets, relays
 //           after what they pass on; rounds less than `limits.slots` apart
-//           share no staging of a rank.
+//           share no staging of a rank. `message_order`; if `is_compact`,
+//           offsets follow it.
 absl::Status ScheduleRounds(const PassOptions& options, Module& module);
 
 // Fills the rest of `stats`: bytes by route, predicted time, binding link.

@@ -45,6 +45,12 @@ size_t SizeClass(int64_t size_bytes) {
                              1);
 }
 
+// Where a message lies in its round's staging, at both ends.
+struct StagingOffsets {
+  int64_t source = 0;
+  int64_t destination = 0;
+};
+
 // First-fit of messages into rounds.
 class Scheduler {
  public:
@@ -80,8 +86,10 @@ class Scheduler {
   int64_t round_bytes_max() const { return round_bytes_max_; }
 
   // Turns offsets within a round's staging into offsets within the rank's
-  // arena.
-  void AssignStaging(std::vector<Message>& messages) const;
+  // arena. `in_round`, if there are any, replace those in which messages were
+  // placed.
+  void AssignStaging(const std::vector<StagingOffsets>& in_round,
+                     std::vector<Message>& messages) const;
 
  private:
   // Where the messages of one size class of a rank look for room.
@@ -238,9 +246,16 @@ void Scheduler::PlaceDirect(const std::vector<Message*>& messages) {
   not_dealt_end_ = round_count_;
 }
 
-void Scheduler::AssignStaging(std::vector<Message>& messages) const {
+void Scheduler::AssignStaging(const std::vector<StagingOffsets>& in_round,
+                              std::vector<Message>& messages) const {
   for (Message& message : messages) {
     if (message.mechanism == Mechanism::kDirect) continue;
+    if (!in_round.empty()) {
+      const StagingOffsets& offsets =
+          in_round[static_cast<size_t>(&message - messages.data())];
+      message.source_staging_offset = offsets.source;
+      message.destination_staging_offset = offsets.destination;
+    }
     const int64_t turn = message.round % turns_;
     if (message.is_held) {
       message.source_staging_offset =
@@ -252,6 +267,73 @@ void Scheduler::AssignStaging(std::vector<Message>& messages) const {
     message.destination_staging_offset +=
         turn * ranks_[IndexOf(message.destination)].round_bytes;
   }
+}
+
+// A message, and where it comes in the programs of its ranks.
+struct PlacedMessage {
+  uint32_t number = 0;  // of Module::messages
+  int32_t round = 0;
+  Rank source{};
+  Rank destination{};
+};
+
+// In the order of programs. Stable, so that several messages of a pair in one
+// round keep one order at both ends.
+std::vector<PlacedMessage> PlacesInOrder(const Module& module) {
+  std::vector<PlacedMessage> places;
+  places.reserve(module.messages.size());
+  for (const Message& message : module.messages) {
+    places.push_back({.number = static_cast<uint32_t>(places.size()),
+                      .round = message.round,
+                      .source = message.source,
+                      .destination = message.destination});
+  }
+  const size_t world = static_cast<size_t>(module.world_size());
+  CountingSort(places, world, [](const PlacedMessage& place) {
+    return IndexOf(place.destination);
+  });
+  CountingSort(places, world, [](const PlacedMessage& place) {
+    return IndexOf(place.source);
+  });
+  CountingSort(places, module.rounds.size(), [](const PlacedMessage& place) {
+    return static_cast<size_t>(place.round);
+  });
+  return places;
+}
+
+// By message: the offsets that follow from the order of programs, so that the
+// file need not say them. What is held lies where it came.
+std::vector<StagingOffsets> OffsetsInOrder(
+    const Module& module, const std::vector<PlacedMessage>& places) {
+  // Apart from the messages, which are large and not in this order.
+  constexpr int64_t kHeld = -1;
+  std::vector<StagingOffsets> offsets(module.messages.size());
+  std::vector<int64_t> sizes(module.messages.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    sizes[i] = AlignStaging(module.messages[i].size_bytes);
+    if (module.messages[i].is_held) offsets[i].source = kHeld;
+  }
+  std::vector<int64_t> next(static_cast<size_t>(module.world_size()));
+  const auto take = [&](Rank rank, const PlacedMessage& place) {
+    int64_t& end = next[IndexOf(rank)];
+    return std::exchange(end, end + sizes[place.number]);
+  };
+  for (size_t begin = 0, end = 0; begin < places.size(); begin = end) {
+    while (end < places.size() && places[end].round == places[begin].round) {
+      next[IndexOf(places[end].source)] = 0;
+      next[IndexOf(places[end].destination)] = 0;
+      ++end;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      offsets[places[i].number].destination =
+          take(places[i].destination, places[i]);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      int64_t& source = offsets[places[i].number].source;
+      if (source != kHeld) source = take(places[i].source, places[i]);
+    }
+  }
+  return offsets;
 }
 
 // The stride of a walk through 0 .. cycle-1 that visits each number once and
@@ -682,7 +764,14 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
                .is_last = wave + 1 == waves.size()},
               scheduler);
   }
-  scheduler.AssignStaging(module.messages);
+  const std::vector<PlacedMessage> places = PlacesInOrder(module);
+  scheduler.AssignStaging(module.is_compact ? OffsetsInOrder(module, places)
+                                            : std::vector<StagingOffsets>(),
+                          module.messages);
+  module.message_order.reserve(places.size());
+  for (const PlacedMessage& place : places) {
+    module.message_order.push_back(place.number);
+  }
   SetWindows(module);
   return absl::OkStatus();
 }

@@ -30,7 +30,7 @@ class RoundCopiesBuilder {
         rank_(rank),
         program_(*body_.programs()->Get(rank)),
         schedule_(schedule),
-        is_dealt_(DealtReceives(body_, program_)),
+        is_dealt_(DealtReceives(plan.messages(), program_)),
         tensors_(plan, rank),
         staging_entry_(tensors.size()),
         staging_(staging),
@@ -109,7 +109,7 @@ class RoundCopiesBuilder {
 
  private:
   const fb::Message& MessageAt(uint32_t position) const {
-    return *program_.messages()->Get(position);
+    return *plan_.messages().Of(program_).Get(position);
   }
 
   const fb::Message& DirectMessageAt(const RoundWork& work, uint32_t i) const {
@@ -737,7 +737,7 @@ class RoundCopiesBuilder {
       const fb::Message& other = DirectMessageAt(work, k);
       before += other.kind() == mine.kind() && other.peer() == mine.peer();
     }
-    for (const fb::Message* message : *there.messages()) {
+    for (const fb::Message* message : plan_.messages().Of(there)) {
       if (message->round() == work.index && message->kind() != mine.kind() &&
           PeerOf(body_, there, *message) == static_cast<uint32_t>(rank_) &&
           before-- == 0) {

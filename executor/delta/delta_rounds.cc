@@ -429,7 +429,7 @@ class DeltaRoundsBuilder {
   void NoteStaged(uint32_t message) {
     const fb::Body& body = plan_.body();
     const fb::CopyList& list = *body.copy_lists()->Get(
-        body.programs()->Get(rank_)->messages()->Get(message)->copies());
+        plan_.messages().Of(rank_).Get(message)->copies());
     for (uint32_t i = 0; i < list.count(); ++i) {
       is_staged_[body.copies()->Get(list.begin() + i)->buffer_slot()] = true;
     }

@@ -28,17 +28,17 @@ using Messages = std::vector<const fb::Message*>;
 class Receivers {
  public:
   Receivers(const PlanFile& plan, int32_t rank)
-      : body_(plan.body()), rank_(static_cast<uint32_t>(rank)) {}
+      : lists_(plan.messages()), rank_(static_cast<uint32_t>(rank)) {}
 
   // That of number `before` among those that `rank` sends `peer` in `round`;
   // null if there is none, which the proof refuses.
   const fb::Message* Of(uint32_t peer, uint32_t round, size_t before) {
     const auto [found, is_new] = by_peer_.try_emplace(peer);
     if (is_new) {
-      const fb::RankProgram& program = *body_.programs()->Get(peer);
-      for (const fb::Message* message : *program.messages()) {
+      const fb::Body& body = lists_.body();
+      for (const fb::Message* message : lists_.Of(peer)) {
         if (message->kind() == fb::MessageKind::kRecv &&
-            PeerOf(body_, program, *message) == rank_) {
+            PeerOf(body, peer, *message) == rank_) {
           found->second[message->round()].push_back(message);
         }
       }
@@ -48,7 +48,7 @@ class Receivers {
   }
 
  private:
-  const fb::Body& body_;
+  const MessageLists& lists_;
   const uint32_t rank_;
   std::map<uint32_t, std::map<uint32_t, Messages>> by_peer_;
 };
@@ -125,12 +125,12 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   rung_ = rungs_.size();
   messages_.resize(schedule.operations().size());
   received_.resize(messages_.size());
-  const fb::RankProgram& program = *body.programs()->Get(rank);
+  const MessageVector& messages = plan.messages().Of(rank);
   // By message: how many of its round and its direction come before it.
-  std::vector<size_t> before(program.messages()->size());
+  std::vector<size_t> before(messages.size());
   std::map<std::pair<uint32_t, uint32_t>, size_t> sent;  // by round and peer
   for (uint32_t m = 0; m < before.size(); ++m) {
-    const fb::Message& message = *program.messages()->Get(m);
+    const fb::Message& message = *messages.Get(m);
     if (message.kind() != fb::MessageKind::kSend) continue;
     before[m] = sent[{message.round(), message.peer()}]++;
   }
@@ -141,7 +141,7 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
       const uint32_t number = work.operations_begin + i;
       const Operation& operation = schedule.operations()[number];
       const MessagePart& part = schedule.parts()[number];
-      const fb::Message& message = *program.messages()->Get(part.message);
+      const fb::Message& message = *messages.Get(part.message);
       const bool send = operation.kind == fb::MessageKind::kSend;
       const auto receiver = static_cast<uint32_t>(send ? operation.peer : rank);
       const fb::Message* const received =

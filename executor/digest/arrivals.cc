@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "executor/copies/tensor_box.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/direct_ends.h"
 #include "plan/vector_length.h"
@@ -14,8 +15,8 @@ namespace {
 // A rank that passes on what it receives waits for no step: its own moves would
 // wait as well.
 bool PassesOn(const PlanFile& plan, int32_t rank) {
-  const auto& messages =
-      *plan.body().programs()->Get(static_cast<uint32_t>(rank))->messages();
+  const MessageVector& messages =
+      plan.messages().Of(static_cast<uint32_t>(rank));
   return plan.side(rank) == fb::Side::kDestination &&
          std::any_of(messages.begin(), messages.end(),
                      [](const fb::Message* message) {
@@ -46,7 +47,7 @@ class ArrivalList {
       const RoundWork& work = schedule_.rounds()[i];
       if (work.mechanism == fb::Mechanism::kDirect) ListReports(i);
       for (uint32_t m = 0; m < work.operations_count; ++m) {
-        const fb::Message& message = *program_.messages()->Get(
+        const fb::Message& message = *plan_.messages().Of(program_).Get(
             schedule_.parts()[work.operations_begin + m].message);
         if (message.kind() == fb::MessageKind::kRecv) {
           AddReceive(i, message);

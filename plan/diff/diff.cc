@@ -16,11 +16,11 @@ namespace {
 // How many lines of one rule the text shows; the JSON shows all.
 constexpr size_t kLinesPerRule = 20;
 
-uint64_t MovedBytes(const fb::Body& body) {
-  const SendPayloads payloads(body);
+uint64_t MovedBytes(const MessageLists& lists) {
+  const SendPayloads payloads(lists);
   uint64_t moved_bytes = 0;
-  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    const auto& messages = *body.programs()->Get(rank)->messages();
+  for (uint32_t rank = 0; rank < lists.body().programs()->size(); ++rank) {
+    const MessageVector& messages = lists.Of(rank);
     for (uint32_t i = 0; i < messages.size(); ++i) {
       if (messages.Get(i)->kind() == fb::MessageKind::kSend) {
         moved_bytes += payloads.Bytes(rank, i);
@@ -38,10 +38,10 @@ uint64_t PeakStagingBytes(const fb::Body& body) {
   return peak;
 }
 
-PlanTotals PlanTotalsOf(const fb::Body& body) {
-  return {.moved_bytes = MovedBytes(body),
-          .rounds = body.rounds()->size(),
-          .peak_staging_bytes = PeakStagingBytes(body)};
+PlanTotals PlanTotalsOf(const PlanFile& plan) {
+  return {.moved_bytes = MovedBytes(plan.messages()),
+          .rounds = plan.body().rounds()->size(),
+          .peak_staging_bytes = PeakStagingBytes(plan.body())};
 }
 
 constexpr DifferenceClass kClasses[] = {DifferenceClass::kContract,
@@ -144,8 +144,8 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
     difference.differences = report.Finish();
   }
   difference.job = CompareJobs(a.plan(), b.plan());
-  difference.totals_a = PlanTotalsOf(a.body());
-  difference.totals_b = PlanTotalsOf(b.body());
+  difference.totals_a = PlanTotalsOf(a);
+  difference.totals_b = PlanTotalsOf(b);
   difference.summary = SummaryText(difference);
   return difference;
 }

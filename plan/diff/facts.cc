@@ -81,7 +81,7 @@ std::string NameTable::Text(absl::Span<const NameId> ids) const {
 }
 
 PlanFacts::PlanFacts(const PlanFile& plan, NameTable& names)
-    : plan_(plan), names_(names), payloads_(plan.body()) {
+    : plan_(plan), names_(names), payloads_(plan.messages()) {
   std::vector<std::vector<Residue>> param_weights;
   for (const fb::Param* param : *body().params()) {
     params_.push_back(names.Intern(*param));
@@ -119,10 +119,10 @@ const std::vector<CopyPart>& PlanFacts::Parts(const fb::RankProgram& program,
 
 MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
   const fb::RankProgram& program = *body().programs()->Get(rank);
-  const fb::Message& message = *program.messages()->Get(position);
+  const fb::Message& message = *plan_.messages().Of(program).Get(position);
   const bool is_send = message.kind() == fb::MessageKind::kSend;
   const uint32_t peer = PeerOf(body(), program, message);
-  const fb::Message* fed_by = FedBy(program, position);
+  const fb::Message* fed_by = FedBy(plan_.messages(), program, position);
   MessageFacts facts = {
       .src = is_send ? rank : peer,
       .dst = is_send ? peer : rank,
@@ -146,7 +146,7 @@ MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
 std::vector<MessageFacts> PlanFacts::Messages() {
   std::vector<MessageFacts> messages;
   for (uint32_t rank = 0; rank < body().programs()->size(); ++rank) {
-    const uint32_t count = body().programs()->Get(rank)->messages()->size();
+    const uint32_t count = plan_.messages().Of(rank).size();
     for (uint32_t position = 0; position < count; ++position) {
       messages.push_back(FactsOf(rank, position));
     }
@@ -162,7 +162,7 @@ std::vector<MessageFacts> PlanFacts::Messages() {
 std::vector<Delivery> PlanFacts::Deliveries(uint32_t rank) {
   const fb::RankProgram& program = *body().programs()->Get(rank);
   std::vector<Delivery> parts;
-  for (const fb::Message* message : *program.messages()) {
+  for (const fb::Message* message : plan_.messages().Of(program)) {
     if (message->kind() != fb::MessageKind::kRecv) continue;
     for (const CopyPart& part : Parts(program, message->copies())) {
       parts.push_back(

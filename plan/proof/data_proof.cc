@@ -26,19 +26,20 @@ int64_t CountOf(const Digits& digits) {
 
 }  // namespace
 
-DataProof::DataProof(const fb::Body& body,
+DataProof::DataProof(const MessageLists& messages,
                      const std::vector<BufferFacts>& facts,
                      const Partners& partners, Violations& violations)
-    : body_(body),
+    : body_(messages.body()),
+      messages_(messages),
       facts_(facts),
       partners_(partners),
       violations_(violations),
-      kept_left_((1 << 16) + 4 * uint64_t{body.copies()->size()}),
-      packed_lists_(body.copy_lists()->size()),
-      unpacked_lists_(body.copy_lists()->size()) {
+      kept_left_((1 << 16) + 4 * uint64_t{body_.copies()->size()}),
+      packed_lists_(body_.copy_lists()->size()),
+      unpacked_lists_(body_.copy_lists()->size()) {
   FindGeometries();
-  if (body.casts() == nullptr) return;
-  for (const fb::Cast* cast : *body.casts()) {
+  if (body_.casts() == nullptr) return;
+  for (const fb::Cast* cast : *body_.casts()) {
     casts_.insert({cast->from(), cast->to()});
   }
 }
@@ -156,16 +157,16 @@ bool DataProof::IsFollowed(uint32_t rank, uint32_t alike) const {
            AreShared(*body_.programs()->Get(sender),
                      *body_.programs()->Get(sender_there));
   };
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message* message = program.messages()->Get(i);
+  const MessageVector& messages = messages_.Of(program);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message* message = messages.Get(i);
     if (message->kind() != fb::MessageKind::kRecv) continue;
     const uint32_t sender = PeerOf(body_, program, *message);
     const uint32_t sender_there = PeerOf(body_, there, *message);
     if (!are_alike(sender, sender_there)) return false;
     if (partners_[rank][i] < 0) continue;
     const auto position = static_cast<uint32_t>(partners_[rank][i]);
-    const auto* sends = body_.programs()->Get(sender)->messages();
-    if (!IsHeldSend(sender, *sends->Get(position))) continue;
+    if (!IsHeldSend(sender, *messages_.Of(sender).Get(position))) continue;
     const std::optional<Held> held = HeldBy(sender, position);
     const std::optional<Held> held_there = HeldBy(sender_there, position);
     if (!held.has_value() || !held_there.has_value() ||
@@ -188,10 +189,11 @@ bool DataProof::IsHeldSend(uint32_t rank, const fb::Message& send) const {
 std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
                                                  uint32_t position) const {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
-  const fb::Message& send = *program.messages()->Get(position);
-  const fb::Message* fed_by = FedBy(program, position);
+  const MessageVector& messages = messages_.Of(program);
+  const fb::Message& send = *messages.Get(position);
+  const fb::Message* fed_by = FedBy(messages_, program, position);
   if (fed_by == nullptr) return std::nullopt;
-  const auto feed = static_cast<uint32_t>(fed_by - program.messages()->Get(0));
+  const auto feed = static_cast<uint32_t>(fed_by - messages.Get(0));
   const int32_t partner = partners_[rank][feed];
   if (partner < 0) return std::nullopt;  // reported by MatchMessages
   Held held;
@@ -200,8 +202,7 @@ std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
   held.begin = static_cast<int64_t>(send.staging_offset()) -
                static_cast<int64_t>(fed_by->staging_offset());
   held.end = held.begin + static_cast<int64_t>(send.size_bytes());
-  const fb::Message& packed =
-      *body_.programs()->Get(held.rank)->messages()->Get(held.position);
+  const fb::Message& packed = *messages_.Of(held.rank).Get(held.position);
   if (IsHeldSend(held.rank, packed)) {
     violations_.Report({.rank = rank, .round = send.round()},
                        Invariant::kRightElement, [&] {
@@ -217,14 +218,12 @@ std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
 
 std::optional<DataProof::Origin> DataProof::OriginOf(uint32_t rank,
                                                      uint32_t position) const {
-  const End sends = {rank,
-                     body_.programs()->Get(rank)->messages()->Get(position)};
+  const End sends = {rank, messages_.Of(rank).Get(position)};
   if (!IsHeldSend(rank, *sends.message)) return Origin{sends, sends, {}};
   const std::optional<Held> held = HeldBy(rank, position);
   if (!held.has_value()) return std::nullopt;
-  const fb::RankProgram& packs = *body_.programs()->Get(held->rank);
   return Origin{
-      sends, {held->rank, packs.messages()->Get(held->position)}, held};
+      sends, {held->rank, messages_.Of(held->rank).Get(held->position)}, held};
 }
 
 void DataProof::FollowMessage(const End& recv,
@@ -327,8 +326,9 @@ std::optional<DataProof::PackedList> DataProof::CutToHeld(
 
 void DataProof::FollowInto(uint32_t rank) {
   const fb::RankProgram& program = *body_.programs()->Get(rank);
+  const MessageVector& messages = messages_.Of(program);
   const auto [alike, is_new] =
-      followed_.try_emplace(program.messages(), Followed{.rank = rank});
+      followed_.try_emplace(&messages, Followed{.rank = rank});
   if (!is_new && IsFollowed(rank, alike->second.rank)) {
     moved_bytes_ += alike->second.moved_bytes;
     return;
@@ -337,8 +337,8 @@ void DataProof::FollowInto(uint32_t rank) {
   writes_.clear();
   landings_of_rank_.clear();
   unpacked_of_rank_.clear();
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message& message = *program.messages()->Get(i);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message& message = *messages.Get(i);
     if (message.kind() != fb::MessageKind::kRecv) continue;
     const int32_t partner = partners_[rank][i];
     if (partner < 0) continue;  // reported by MatchMessages
@@ -829,10 +829,11 @@ void DataProof::ListReads(uint32_t rank) {
   reads_.clear();
   const fb::RankProgram& program = *body_.programs()->Get(rank);
   absl::flat_hash_set<std::pair<uint32_t, const fb::Message*>> listed;
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message* message = program.messages()->Get(i);
+  const MessageVector& messages = messages_.Of(program);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message* message = messages.Get(i);
     if (message->kind() != fb::MessageKind::kSend) continue;
-    const fb::Message* fed_by = FedBy(program, i);
+    const fb::Message* fed_by = FedBy(messages_, program, i);
     if (!listed.emplace(message->copies(), fed_by).second) continue;
     for (const fb::Copy* copy : CopiesOf(message->copies())) {
       const auto offset = static_cast<int64_t>(copy->offset());

@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "plan/dtype.h"
+#include "plan/message_lists.h"
 #include "plan/proof/affine.h"
 #include "plan/proof/buffer_facts.h"
 #include "plan/proof/schedule_proof.h"
@@ -27,7 +28,7 @@ namespace refit::proof {
 class DataProof {
  public:
   // `facts` by Body.buffers. All arguments must outlive the proof.
-  DataProof(const fb::Body& body, const std::vector<BufferFacts>& facts,
+  DataProof(const MessageLists& messages, const std::vector<BufferFacts>& facts,
             const Partners& partners, Violations& violations);
 
   // For each message that `rank` receives and that has a sender:
@@ -237,6 +238,7 @@ class DataProof {
   bool IsFollowed(uint32_t rank, uint32_t alike) const;
 
   const fb::Body& body_;
+  const MessageLists& messages_;
   const std::vector<BufferFacts>& facts_;
   const Partners& partners_;
   Violations& violations_;

@@ -121,10 +121,11 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   CheckDeclarations(body, violations);
   proof::CheckNames(body, violations);
   proof::CheckSourceDTypes(body, violations);
-  proof::CheckLimits(body, violations);
-  proof::CheckStaging(body, violations);
+  proof::CheckLimits(plan.messages(), violations);
+  proof::CheckStaging(plan.messages(), violations);
   proof::CheckWindows(body, violations);
-  const proof::Partners partners = proof::MatchMessages(body, violations);
+  const proof::Partners partners =
+      proof::MatchMessages(plan.messages(), violations);
   const std::vector<BufferFacts> facts = CheckBuffers(body, violations);
 
   const int ranks =
@@ -137,7 +138,7 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   passed("schedule");
 
   ProofResult result;
-  proof::DataProof data(body, facts, partners, violations);
+  proof::DataProof data(plan.messages(), facts, partners, violations);
   for (uint32_t rank = 0; rank < body.source_ranks(); ++rank) {
     data.FollowQuantization(rank);
   }
@@ -145,11 +146,11 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
        ++rank) {
     data.FollowInto(rank);
     const fb::RankProgram& program = *body.programs()->Get(rank);
-    result.messages +=
-        std::count_if(program.messages()->begin(), program.messages()->end(),
-                      [](const fb::Message* message) {
-                        return message->kind() == fb::MessageKind::kRecv;
-                      });
+    const MessageVector& messages = plan.messages().Of(program);
+    result.messages += std::count_if(
+        messages.begin(), messages.end(), [](const fb::Message* message) {
+          return message->kind() == fb::MessageKind::kRecv;
+        });
     for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
       if (IsScratch(program, slot)) continue;
       result.destination_elements +=

@@ -35,15 +35,15 @@ bool operator<(const Sent& a, const Sent& b) {
 // round meets their k-th receive.
 class Matcher {
  public:
-  Matcher(const fb::Body& body, Violations& violations)
-      : body_(body),
+  Matcher(const MessageLists& messages, Violations& violations)
+      : body_(messages.body()),
         violations_(violations),
-        source_ranks_(body.source_ranks()),
-        ranks_(body.programs()->size()),
-        colocated_(body.colocated()),
-        rounds_(*body.rounds()) {
-    for (const fb::RankProgram* program : *body.programs()) {
-      messages_.push_back(program->messages());
+        source_ranks_(body_.source_ranks()),
+        ranks_(body_.programs()->size()),
+        colocated_(body_.colocated()),
+        rounds_(*body_.rounds()) {
+    for (const fb::RankProgram* program : *body_.programs()) {
+      messages_.push_back(&messages.Of(*program));
       hosts_.push_back(program->host());
     }
   }
@@ -262,7 +262,7 @@ class Matcher {
   const uint32_t ranks_;
   const bool colocated_;
   const flatbuffers::Vector<const fb::Round*>& rounds_;
-  std::vector<const flatbuffers::Vector<const fb::Message*>*> messages_;
+  std::vector<const MessageVector*> messages_;
   std::vector<uint32_t> hosts_;
 
   std::vector<Sent> sends_;
@@ -273,8 +273,8 @@ class Matcher {
 
 }  // namespace
 
-Partners MatchMessages(const fb::Body& body, Violations& violations) {
-  return Matcher(body, violations).Match();
+Partners MatchMessages(const MessageLists& messages, Violations& violations) {
+  return Matcher(messages, violations).Match();
 }
 
 void CheckNetworkPeers(const fb::Body& body, Violations& violations) {
@@ -291,7 +291,8 @@ void CheckNetworkPeers(const fb::Body& body, Violations& violations) {
   }
 }
 
-void CheckLimits(const fb::Body& body, Violations& violations) {
+void CheckLimits(const MessageLists& messages, Violations& violations) {
+  const fb::Body& body = messages.body();
   const fb::Limits& limits = *body.limits();
   CheckNetworkPeers(body, violations);
   // A plan may hold itself to less than NCCL bears, not to more.
@@ -312,10 +313,11 @@ void CheckLimits(const fb::Body& body, Violations& violations) {
       });
     }
     // A shift keeps the order of peers: the loader holds it to their side.
-    if (!checked.insert(program.messages()).second) continue;
+    const MessageVector& of_program = messages.Of(program);
+    if (!checked.insert(&of_program).second) continue;
     const fb::Message* last = nullptr;
     uint64_t operations = 0;
-    for (const fb::Message* message : *program.messages()) {
+    for (const fb::Message* message : of_program) {
       const Site site = {.rank = rank, .round = message->round()};
       const auto order = [&](const fb::Message& m) {
         return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
@@ -405,11 +407,11 @@ bool AreApart(absl::Span<const fb::Message* const> messages, uint64_t slots) {
 }
 
 void CheckStagingOf(const fb::Body& body, uint32_t rank,
-                    Violations& violations) {
+                    const MessageVector& of_rank, Violations& violations) {
   // Rounds r and r' may both be under way when they are less than `slots`
   // apart. Walks the messages by round; `owned` holds the ranges still owed.
   std::vector<const fb::Message*> messages;
-  for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+  for (const fb::Message* message : of_rank) {
     if (IsDirect(body, message->round())) continue;
     if (message->staging_offset() % kStagingAlignmentBytes != 0) {
       violations.Report(
@@ -471,15 +473,17 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
 // range of the receive that feeds it. Until then nothing else may come there.
 // A later receive may then, because a rank has one exchange after the other;
 // what is packed meanwhile may not, within `slots` rounds.
-void CheckHeldOf(const fb::Body& body, uint32_t rank, Violations& violations) {
+void CheckHeldOf(const MessageLists& lists, uint32_t rank,
+                 Violations& violations) {
+  const fb::Body& body = lists.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const auto& messages = *program.messages();
+  const MessageVector& messages = lists.Of(program);
   const uint64_t slots = std::max<uint64_t>(1, body.limits()->slots());
   for (uint32_t i = 0; i < messages.size(); ++i) {
     const fb::Message& held = *messages.Get(i);
     if (held.kind() != fb::MessageKind::kSend || !IsHeld(body, held)) continue;
     const Site site = {.rank = rank, .round = held.round()};
-    const fb::Message* fed_by = FedBy(program, i);
+    const fb::Message* fed_by = FedBy(lists, program, i);
     if (IsDirect(body, held.round()) || fed_by == nullptr ||
         IsDirect(body, fed_by->round())) {
       violations.Report(site, Invariant::kInBounds, [&] {
@@ -544,19 +548,20 @@ void CheckHeldOf(const fb::Body& body, uint32_t rank, Violations& violations) {
 
 }  // namespace
 
-void CheckStaging(const fb::Body& body, Violations& violations) {
+void CheckStaging(const MessageLists& messages, Violations& violations) {
+  const fb::Body& body = messages.body();
   // Lists of messages, and of relays. Sources deal out nothing: the same list
   // says something else on the other side.
   absl::flat_hash_set<std::tuple<const void*, const void*, bool>> checked;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
     const bool may_deal = rank >= body.source_ranks();
-    if (!checked.emplace(program.messages(), program.relays(), may_deal)
-             .second) {
+    const MessageVector& of_rank = messages.Of(program);
+    if (!checked.emplace(&of_rank, program.relays(), may_deal).second) {
       continue;
     }
-    CheckStagingOf(body, rank, violations);
-    if (may_deal) CheckHeldOf(body, rank, violations);
+    CheckStagingOf(body, rank, of_rank, violations);
+    if (may_deal) CheckHeldOf(messages, rank, violations);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/message_lists.h"
 #include "plan/proof/violations.h"
 
 namespace refit::proof {
@@ -15,15 +16,15 @@ using Partners = std::vector<std::vector<int32_t>>;
 
 // Invariant 4: sends of sources and receives of destinations pair up, round by
 // round and in order, with equal sizes; the round's route is that of the pair.
-Partners MatchMessages(const fb::Body& body, Violations& violations);
+Partners MatchMessages(const MessageLists& messages, Violations& violations);
 
 // Invariant 4: each program is in the order of its rounds.
 // Invariant 5: operations, message sizes and staging are within the limits.
-void CheckLimits(const fb::Body& body, Violations& violations);
+void CheckLimits(const MessageLists& messages, Violations& violations);
 
 // Invariant 3: no staging byte has two owners among messages of rounds that
 // may be under way at the same time; ranges are aligned.
-void CheckStaging(const fb::Body& body, Violations& violations);
+void CheckStaging(const MessageLists& messages, Violations& violations);
 
 // Invariant 3: scratch buffers that share bytes have no round in common.
 void CheckWindows(const fb::Body& body, Violations& violations);

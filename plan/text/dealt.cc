@@ -11,11 +11,11 @@ Dealt DealtOf(const PlanFile& plan) {
   Dealt dealt;
   if ((plan.plan().required_features() & kFeatureDealing) == 0) return dealt;
   const fb::Body& body = plan.body();
-  const SendPayloads payloads(body);
+  const SendPayloads payloads(plan.messages());
   std::set<int32_t> receivers;
   for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
        ++rank) {
-    const auto& messages = *body.programs()->Get(rank)->messages();
+    const MessageVector& messages = plan.messages().Of(rank);
     uint64_t bytes = 0;
     receivers.clear();
     for (uint32_t position = 0; position < messages.size(); ++position) {

@@ -99,19 +99,21 @@ uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
   return elements;
 }
 
-SentCopies SentCopiesOf(const fb::Body& body, uint32_t rank,
+SentCopies SentCopiesOf(const MessageLists& messages, uint32_t rank,
                         uint32_t position) {
+  const fb::Body& body = messages.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
-  const fb::Message& send = *program.messages()->Get(position);
+  const MessageVector& of_rank = messages.Of(program);
+  const fb::Message& send = *of_rank.Get(position);
   SentCopies sent = {.packer = rank, .copies = {}};
   const fb::Message* packed = &send;
   uint64_t begin = 0;
   uint64_t size_bytes = std::numeric_limits<uint64_t>::max();
   if (IsHeldSend(body, rank, send)) {
-    const fb::Message* fed_by = FedBy(program, position);
+    const fb::Message* fed_by = FedBy(messages, program, position);
     if (fed_by == nullptr) return sent;
-    packed = PartnerOf(
-        body, rank, static_cast<uint32_t>(fed_by - program.messages()->Get(0)));
+    packed = PartnerOf(messages, rank,
+                       static_cast<uint32_t>(fed_by - of_rank.Get(0)));
     if (packed == nullptr) return sent;
     sent.packer = PeerOf(body, program, *fed_by);
     begin = send.staging_offset() - fed_by->staging_offset();
@@ -126,8 +128,9 @@ SentCopies SentCopiesOf(const fb::Body& body, uint32_t rank,
   return sent;
 }
 
-SendPayloads::SendPayloads(const fb::Body& body)
-    : body_(body), by_list_(Length(body.copy_lists())) {
+SendPayloads::SendPayloads(const MessageLists& messages)
+    : messages_(messages), by_list_(Length(messages.body().copy_lists())) {
+  const fb::Body& body = messages.body();
   for (uint32_t list = 0; list < by_list_.size(); ++list) {
     const fb::CopyList& run = *body.copy_lists()->Get(list);
     for (uint32_t i = 0; i < run.count(); ++i) {
@@ -137,12 +140,12 @@ SendPayloads::SendPayloads(const fb::Body& body)
 }
 
 uint64_t SendPayloads::Bytes(uint32_t rank, uint32_t position) const {
-  const fb::Message& send =
-      *body_.programs()->Get(rank)->messages()->Get(position);
-  if (!IsHeldSend(body_, rank, send)) return by_list_[send.copies()];
+  const fb::Body& body = messages_.body();
+  const fb::Message& send = *messages_.Of(rank).Get(position);
+  if (!IsHeldSend(body, rank, send)) return by_list_[send.copies()];
   uint64_t bytes = 0;
-  for (const fb::Copy* copy : SentCopiesOf(body_, rank, position).copies) {
-    bytes += CopyBytes(body_, *copy);
+  for (const fb::Copy* copy : SentCopiesOf(messages_, rank, position).copies) {
+    bytes += CopyBytes(body, *copy);
   }
   return bytes;
 }

@@ -50,19 +50,20 @@ struct SentCopies {
   uint32_t packer = 0;  // the rank whose buffer slots the copies name
   std::vector<const fb::Copy*> copies;
 };
-SentCopies SentCopiesOf(const fb::Body& body, uint32_t rank, uint32_t position);
+SentCopies SentCopiesOf(const MessageLists& messages, uint32_t rank,
+                        uint32_t position);
 
 // Bytes that each send carries, without alignment gaps. The sum over all sends
 // of a plan is what the statistics call moved.
 class SendPayloads {
  public:
-  // Keeps a reference to `body`.
-  explicit SendPayloads(const fb::Body& body);
+  // Keeps a reference to `messages`.
+  explicit SendPayloads(const MessageLists& messages);
 
   uint64_t Bytes(uint32_t rank, uint32_t position) const;
 
  private:
-  const fb::Body& body_;
+  const MessageLists& messages_;
   std::vector<uint64_t> by_list_;  // ranks share lists
 };
 

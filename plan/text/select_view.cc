@@ -188,8 +188,9 @@ void ViewSelector::SelectProgram(int32_t rank) {
   if (filtered() && !any_buffer) return;
   const fb::CopyList& fills = *body_.copy_lists()->Get(program.fills());
   shown.fills = fills.count() > 0 && SelectCopies(program, program.fills());
-  for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-    const fb::Message& message = *program.messages()->Get(i);
+  const MessageVector& messages = plan_.messages().Of(program);
+  for (uint32_t i = 0; i < messages.size(); ++i) {
+    const fb::Message& message = *messages.Get(i);
     if (!SelectCopies(program, message.copies())) continue;
     shown.messages.push_back(i);
     view_.rounds[message.round()] = true;

@@ -12,15 +12,16 @@
 namespace refit {
 namespace {
 
-Totals TotalsOf(const fb::Body& body) {
-  const SendPayloads payloads(body);
+Totals TotalsOf(const PlanFile& plan) {
+  const fb::Body& body = plan.body();
+  const SendPayloads payloads(plan.messages());
   Totals totals;
   totals.sent_bytes.resize(body.programs()->size());
   totals.received_bytes.resize(body.programs()->size());
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     uint64_t operations = 0;
     uint32_t round = 0;
-    const auto& messages = *body.programs()->Get(rank)->messages();
+    const MessageVector& messages = plan.messages().Of(rank);
     for (uint32_t position = 0; position < messages.size(); ++position) {
       const fb::Message* message = messages.Get(position);
       operations = message->round() == round ? operations + 1 : 1;
@@ -142,7 +143,7 @@ PlanStats StatsOf(const PlanFile& plan) {
     hosts.insert(program->host());
   }
   stats.hosts = hosts.size();
-  stats.totals = TotalsOf(plan.body());
+  stats.totals = TotalsOf(plan);
   stats.dealt = DealtOf(plan);
   stats.sent = BalanceOf(stats.totals.sent_bytes, 0, source_ranks);
   stats.received =

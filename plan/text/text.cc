@@ -279,7 +279,7 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
   if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
   if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantizes(shown);
   for (const uint32_t position : shown.messages) {
-    const fb::Message& message = *program.messages()->Get(position);
+    const fb::Message& message = *plan_.messages().Of(program).Get(position);
     const uint32_t peer = PeerOf(body_, program, message);
     const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
     const bool deals =
@@ -293,7 +293,8 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
                     peer, " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies());
-    if (const fb::Message* fed_by = FedBy(program, position)) {
+    if (const fb::Message* fed_by =
+            FedBy(plan_.messages(), program, position)) {
       absl::StrAppend(&text_, " fed by round ", fed_by->round(), " <- ",
                       PeerOf(body_, program, *fed_by));
     }

@@ -334,7 +334,7 @@ void PlanJsonPrinter::PrintPrograms() {
     PrintQuantizes(program, shown);
     OpenArray("messages");
     for (const uint32_t position : shown.messages) {
-      const fb::Message& message = *program.messages()->Get(position);
+      const fb::Message& message = *plan_.messages().Of(program).Get(position);
       OpenObject();
       Number("round", message.round());
       Text("kind", message.kind() == fb::MessageKind::kSend ? "send" : "recv");
@@ -348,7 +348,8 @@ void PlanJsonPrinter::PrintPrograms() {
       Number("size_bytes", message.size_bytes());
       Number("staging_offset", message.staging_offset());
       Number("copies", message.copies());
-      if (const fb::Message* fed_by = FedBy(program, position)) {
+      if (const fb::Message* fed_by =
+              FedBy(plan_.messages(), program, position)) {
         OpenObject("fed_by");
         Number("round", fed_by->round());
         Number("peer", PeerOf(body_, program, *fed_by));

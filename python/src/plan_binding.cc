@@ -225,12 +225,12 @@ std::vector<HookTuple> PostHooks(const PlanFile& plan, int32_t rank) {
 using PairBytes = std::tuple<int32_t, int32_t, uint64_t>;
 std::vector<PairBytes> TrafficOf(const PlanFile& plan) {
   const fb::Body& body = plan.body();
-  const SendPayloads payloads(body);
+  const SendPayloads payloads(plan.messages());
   std::map<std::pair<int32_t, int32_t>, uint64_t> bytes;
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
-    const auto* messages = body.programs()->Get(rank)->messages();
-    for (uint32_t i = 0; i < Length(messages); ++i) {
-      const fb::Message& message = *messages->Get(i);
+    const MessageVector& messages = plan.messages().Of(rank);
+    for (uint32_t i = 0; i < messages.size(); ++i) {
+      const fb::Message& message = *messages.Get(i);
       if (message.kind() != fb::MessageKind::kSend) continue;
       bytes[{static_cast<int32_t>(rank),
              static_cast<int32_t>(PeerOf(body, rank, message))}] +=
@@ -252,9 +252,10 @@ nb::dict Stats(const PlanFile& plan) {
   uint64_t tensors = 0;
   for (const fb::RankProgram* program : *body.programs()) {
     largest_staging = std::max(largest_staging, program->staging_bytes());
-    for (uint32_t i = 0; i < Length(program->messages()); ++i) {
-      messages += program->messages()->Get(i)->kind() == fb::MessageKind::kSend;
-    }
+    ForEachMessage(body, *program, [&](const fb::Message& message) {
+      messages += message.kind() == fb::MessageKind::kSend;
+      return true;
+    });
     for (const uint32_t id : *program->buffers()) {
       tensors += StackTensors(*body.buffers()->Get(id));
     }

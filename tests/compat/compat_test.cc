@@ -327,6 +327,23 @@ const OldPlan kOldPlans[] = {
      .messages = 2,
      .destination_elements = 3168,
      .skipped_bytes = 0},
+    {.name = "1.12/packed",
+     .head = "plan 1.12 features 0x218 body 99e1f9b920a5e10a55acce4bf79e940c "
+             "inputs 6e7129262c27dcfa82c33bc6137167e2\n"
+             "ranks source 0..1 destination 2..7\n"
+             "host 0 ranks 0..1\n"
+             "host 1 ranks 2..3\n"
+             "host 2 ranks 4..5\n"
+             "host 3 ranks 6..7\n"
+             "limits bucket 4096 bytes staging 16384 bytes slots 2 "
+             "operations_per_round 32\n"
+             "stats moved 75264 bytes local 0 peer 0 network 75264 relayed "
+             "49152\n",
+     .params = 2,
+     .buffers = 5,
+     .messages = 42,
+     .destination_elements = 37248,
+     .skipped_bytes = 0},
 };
 
 class CompatTest : public testing::TestWithParam<OldPlan> {

@@ -26,8 +26,7 @@ TEST(ChooseSourcesTest, ReplicasShareTheSending) {
       static_cast<double>(plan->body().stats()->moved_bytes()) / 4;
   for (int32_t rank = 0; rank < plan->source_ranks(); ++rank) {
     double sent = 0;
-    for (const fb::Message *message :
-         *plan->body().programs()->Get(rank)->messages()) {
+    for (const fb::Message *message : plan->messages().Of(rank)) {
       sent += static_cast<double>(message->size_bytes());
     }
     EXPECT_LE(sent, mean * 1.05) << "rank " << rank;

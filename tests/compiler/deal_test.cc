@@ -72,12 +72,14 @@ TEST(DealTest, WhatComesInOneRoundLeavesInTheNext) {
   int64_t held = 0;
   for (uint32_t rank = 4; rank < 12; ++rank) {
     const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-    for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-      const fb::Message& message = *program.messages()->Get(i);
+    const MessageVector& messages = plan.messages().Of(program);
+    for (uint32_t i = 0; i < messages.size(); ++i) {
+      const fb::Message& message = *messages.Get(i);
       if (message.kind() != fb::MessageKind::kSend) continue;
       ++held;
       EXPECT_TRUE(IsHeld(plan.body(), message));
-      EXPECT_EQ(message.round(), FedBy(program, i)->round() + 1);
+      EXPECT_EQ(message.round(),
+                FedBy(plan.messages(), program, i)->round() + 1);
     }
   }
   EXPECT_GT(held, 24);
@@ -221,9 +223,8 @@ TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
   const PlanFile plan = OpenJob(job("relays"));
   const fb::Body& body = plan.body();
   for (uint32_t rank = 8; rank < 16; ++rank) {
-    const fb::RankProgram& program = *body.programs()->Get(rank);
     std::set<uint32_t> dealt, stored;
-    for (const fb::Message* message : *program.messages()) {
+    for (const fb::Message* message : plan.messages().Of(rank)) {
       if (message->kind() != fb::MessageKind::kSend) continue;
       (IsHeld(body, *message) ? dealt : stored).insert(message->peer());
     }
@@ -269,9 +270,8 @@ TEST(DealTest, EachReceiverDealsAPartOfAFlatTensor) {
                  R"(, "topology": {"hosts": [0, 1, 2, 2, 2, 2, 2, 2, 2, 2]},
            "options": {"deal": "relays"})"));
   for (uint32_t rank = 2; rank < 10; ++rank) {
-    const fb::RankProgram& program = *plan.body().programs()->Get(rank);
-    EXPECT_TRUE(std::any_of(program.messages()->begin(),
-                            program.messages()->end(),
+    const MessageVector& messages = plan.messages().Of(rank);
+    EXPECT_TRUE(std::any_of(messages.begin(), messages.end(),
                             [](const fb::Message* message) {
                               return message->kind() == fb::MessageKind::kSend;
                             }))

@@ -31,8 +31,7 @@ constexpr uint64_t kFanOutBytes = (960 * 64 + 64 * 2) * 2;
 // By route.
 std::map<fb::Route, uint64_t> SentBytes(const PlanFile &plan, uint32_t rank) {
   std::map<fb::Route, uint64_t> bytes;
-  for (const fb::Message *message :
-       *plan.body().programs()->Get(rank)->messages()) {
+  for (const fb::Message *message : plan.messages().Of(rank)) {
     if (message->kind() != fb::MessageKind::kSend)
       continue;
     bytes[plan.body().rounds()->Get(message->round())->route()] +=
@@ -108,8 +107,7 @@ TEST(FanOutTest, HostsPassOnWhileTheyReceive) {
       4, SlowLinks(R"(, "hosts": [0, 1, 2, 3, 4])") +
              R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 16384})"));
   std::map<uint32_t, uint64_t> received_in; // rounds of rank 1
-  for (const fb::Message *message :
-       *plan.body().programs()->Get(1)->messages()) {
+  for (const fb::Message *message : plan.messages().Of(1)) {
     if (message->kind() == fb::MessageKind::kRecv) {
       received_in[message->round()] += message->size_bytes();
     }

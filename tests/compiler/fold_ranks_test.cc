@@ -33,16 +33,21 @@ bool IsFolded(const PlanFile& plan) {
   return (plan.plan().required_features() & kFeatureShifts) != 0;
 }
 
+bool IsPacked(const PlanFile& plan) {
+  return (plan.plan().required_features() & kFeaturePackedMessages) != 0;
+}
+
 TEST(FoldRanksTest, EqualPartsAreOneProgramWithAShift) {
   const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts, "always"));
   ASSERT_TRUE(IsFolded(plan));
+  EXPECT_TRUE(IsPacked(plan));
   const fb::Body& body = plan.body();
   for (const uint32_t rank : {4u, 5u, 6u, 7u, 12u, 13u, 14u, 15u}) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
     EXPECT_TRUE(AreShared(*body.programs()->Get(rank - 4), program));
     EXPECT_EQ(program.source_shift(), 4u);
     EXPECT_EQ(program.destination_shift(), 4u);
-    EXPECT_GT(program.messages()->size(), 0u);
+    EXPECT_GT(plan.messages().Of(program).size(), 0u);
   }
   EXPECT_EQ(body.programs()->Get(1)->source_shift(), 0u);
   const PlanFile whole = OpenJob(FoldedJob(2, 4, kHostsOfParts, "never"));
@@ -61,17 +66,20 @@ TEST(FoldRanksTest, SmallPlansAreFoldedWithoutShifts) {
   const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts, "auto"));
   const PlanFile folded = OpenJob(FoldedJob(2, 4, kHostsOfParts, "always"));
   EXPECT_FALSE(IsFolded(plan));
+  EXPECT_FALSE(IsPacked(plan));
   for (uint32_t rank = 0; rank < 16; ++rank) {
     const fb::RankProgram& program = *plan.body().programs()->Get(rank);
     const fb::RankProgram& shifted = *folded.body().programs()->Get(rank);
     EXPECT_EQ(program.source_shift(), 0u);
     EXPECT_EQ(program.destination_shift(), 0u);
-    ASSERT_EQ(program.messages()->size(), shifted.messages()->size());
-    for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-      const fb::Message& message = *program.messages()->Get(i);
-      EXPECT_EQ(message.round(), shifted.messages()->Get(i)->round());
+    const MessageVector& messages = plan.messages().Of(program);
+    const MessageVector& of_shifted = folded.messages().Of(shifted);
+    ASSERT_EQ(messages.size(), of_shifted.size());
+    for (uint32_t i = 0; i < messages.size(); ++i) {
+      const fb::Message& message = *messages.Get(i);
+      EXPECT_EQ(message.round(), of_shifted.Get(i)->round());
       EXPECT_EQ(message.peer(),
-                PeerOf(folded.body(), shifted, *shifted.messages()->Get(i)));
+                PeerOf(folded.body(), shifted, *of_shifted.Get(i)));
     }
   }
 }
@@ -83,6 +91,7 @@ TEST(FoldRanksTest, OnlyLargePlansHaveShiftsUnasked) {
   }
   const PlanFile large = OpenJob(FoldedJob(130, 4, "[" + hosts + "]", "auto"));
   ASSERT_TRUE(IsFolded(large));
+  EXPECT_TRUE(IsPacked(large));
   EXPECT_EQ(large.body().programs()->Get(1039)->destination_shift(), 516u);
 }
 

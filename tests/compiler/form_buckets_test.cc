@@ -50,8 +50,7 @@ uint64_t LargestMessage(const std::string& hosts, const std::string& options) {
                  R"(, "topology": {"hosts": )" + hosts +
                      R"(}, "options": {"peer": "staged")" + options + "}"));
   uint64_t largest = 0;
-  for (const fb::Message* message :
-       *plan.body().programs()->Get(0)->messages()) {
+  for (const fb::Message* message : plan.messages().Of(0)) {
     largest = std::max(largest, message->size_bytes());
   }
   return largest;

@@ -122,6 +122,7 @@ std::string DrawJob(Draw& draw) {
                       draw.Between(1, 900)));
   const bool has_deltas = draw.Chance(30);
   if (has_deltas) options.push_back(R"("delta": {"dense_every": 100})");
+  if (draw.Chance(25)) options.push_back(R"("fold": "always")");
   if (draw.Chance(35)) {
     options.push_back(R"("peer": "staged")");
   } else if (draw.Chance(40) && !has_deltas) {

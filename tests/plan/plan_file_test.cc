@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <random>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -160,7 +162,7 @@ TEST(PlanLoaderTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.11");
+            "format version 2.3 is newer than this build's 1.12");
 }
 
 TEST(PlanLoaderTest, ANewerMinorIsRead) {
@@ -293,18 +295,20 @@ TEST(PlanLoaderTest, StagedRelaysOfWhichTheHeaderDoesNotTellAreRefused) {
             "know them (bit 4 of required_features)");
 }
 
-TEST(PlanLoaderTest, RelaysAreEachSendAndAReceiveBeforeIt) {
+// `packs`: the plan's messages are packed.
+void ExpectThatRelaysAreEachSendAndAReceiveBeforeIt(bool packs) {
   PlanSpec spec = SampleSpec();
   const auto sent = static_cast<uint32_t>(spec.programs[2].messages.size());
   spec.rounds.push_back(fb::Route::kPeer);
   spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
   spec.programs[2].messages.push_back(SendTo(3, 2, 5, 0, 64));
   const auto relays = [&](const std::vector<fb::Relay>& given) {
-    spec.programs[2].relays = given;
-    return std::string(Load(BuildPlan(spec)).message());
+    PlanSpec with_relays = spec;
+    with_relays.programs[2].relays = given;
+    if (packs) PackMessages(with_relays);
+    return std::string(Load(BuildPlan(with_relays)).message());
   };
   EXPECT_EQ(relays({fb::Relay(sent, 0), fb::Relay(sent + 1, 1)}), "");
-  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1 << 16 | 5);
   EXPECT_EQ(relays({fb::Relay(sent + 1, 1), fb::Relay(sent, 0)}),
             absl::StrCat("program of rank 2: relay 0 is message ", sent + 1,
                          " when it should be message ", sent));
@@ -321,10 +325,20 @@ TEST(PlanLoaderTest, RelaysAreEachSendAndAReceiveBeforeIt) {
                            " is fed by message ", fed_by,
                            ", which is no receive of an earlier round"));
   }
-  spec.programs[2].relays.clear();
   spec.programs[0].relays = {fb::Relay(0, 0)};
-  EXPECT_EQ(Load(BuildPlan(spec)).message(),
-            "program of rank 0: a source rank has relays");
+  EXPECT_EQ(relays({}), "program of rank 0: a source rank has relays");
+}
+
+TEST(PlanLoaderTest, RelaysAreEachSendAndAReceiveBeforeIt) {
+  ExpectThatRelaysAreEachSendAndAReceiveBeforeIt(/*packs=*/false);
+  PlanSpec spec = SampleSpec();
+  spec.programs[2].messages.push_back(SendTo(3, 1, 5, 0, 64));
+  spec.programs[2].relays = {fb::Relay(2, 0)};
+  EXPECT_EQ(OpenSpec(spec).plan().format_version(), 1 << 16 | 5);
+}
+
+TEST(PlanLoaderTest, PackedRelaysAreEachSendAndAReceiveBeforeIt) {
+  ExpectThatRelaysAreEachSendAndAReceiveBeforeIt(/*packs=*/true);
 }
 
 // All ranks have to know of deltas: before each refit they agree on a base.
@@ -422,6 +436,316 @@ TEST(PlanLoaderTest, ShiftsNeedTheirFeatureAndKeepPeersOnTheirSide) {
             "below 4");
 }
 
+// SampleSpec with all messages in one round, so that they follow each other,
+// packed or not.
+PlanSpec OneRoundSpec() {
+  PlanSpec spec = SampleSpec();
+  for (PlanSpec::Program& program : spec.programs) {
+    for (fb::Message& message : program.messages) {
+      message =
+          fb::Message(0, message.peer(), message.copies(), message.kind(), 0, 0,
+                      message.staging_offset(), message.size_bytes());
+    }
+    std::sort(program.messages.begin(), program.messages.end(),
+              [](const fb::Message& a, const fb::Message& b) {
+                return a.peer() < b.peer();
+              });
+    uint64_t offset = 0;
+    for (fb::Message& message : program.messages) {
+      message = fb::Message(0, message.peer(), message.copies(), message.kind(),
+                            0, 0, offset, message.size_bytes());
+      offset += static_cast<uint64_t>(
+          AlignStaging(static_cast<int64_t>(message.size_bytes())));
+    }
+  }
+  return spec;
+}
+
+using MessageFields = std::tuple<uint32_t, uint32_t, uint32_t, fb::MessageKind,
+                                 uint64_t, uint64_t>;
+std::vector<MessageFields> MessagesOf(const PlanFile& plan, uint32_t rank) {
+  std::vector<MessageFields> messages;
+  for (const fb::Message* message : plan.messages().Of(rank)) {
+    messages.emplace_back(message->round(), message->peer(), message->copies(),
+                          message->kind(), message->staging_offset(),
+                          message->size_bytes());
+  }
+  return messages;
+}
+
+TEST(PlanLoaderTest, PackedMessagesAreThoseThatWerePacked) {
+  for (PlanSpec spec :
+       {SampleSpec(), OneRoundSpec(), FoldedSpec(), QuantizedSpec()}) {
+    const PlanFile plan = OpenSpec(spec);
+    PackMessages(spec);
+    const PlanFile packed = OpenSpec(spec);
+    EXPECT_EQ(packed.plan().format_version(), 1u << 16 | 12);
+    EXPECT_EQ(packed.plan().required_features(),
+              plan.plan().required_features() | kFeaturePackedMessages);
+    ASSERT_EQ(packed.world_size(), plan.world_size());
+    for (uint32_t rank = 0; rank < spec.programs.size(); ++rank) {
+      EXPECT_EQ(MessagesOf(packed, rank), MessagesOf(plan, rank)) << rank;
+      EXPECT_EQ(&packed.messages().Of(rank), &packed.messages().Of(rank));
+    }
+    EXPECT_TRUE(Prove(packed).valid) << Prove(packed).violation;
+  }
+}
+
+// All threads get one vector, which stays where it is.
+TEST(PlanLoaderTest, PackedMessagesAreWrittenOutOnce) {
+  PlanSpec spec = OneRoundSpec();
+  PackMessages(spec);
+  const PlanFile plan = OpenSpec(spec);
+  std::vector<std::thread> threads;
+  std::vector<const MessageVector*> found(8);
+  for (size_t i = 0; i < found.size(); ++i) {
+    threads.emplace_back([&, i] { found[i] = &plan.messages().Of(0); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const MessageVector* vector : found) EXPECT_EQ(vector, found[0]);
+  EXPECT_EQ(found[0]->size(), 2u);
+}
+
+TEST(PlanLoaderTest, PackedMessagesNeedTheirFeature) {
+  PlanSpec spec = SampleSpec();
+  PackMessages(spec);
+  const Bytes plan = BuildPlan(spec);
+  const auto& body = *fb::GetPlan(plan.data())->body();
+  EXPECT_EQ(Load(Wrap({body.begin(), body.end()}, {})).message(),
+            "the plan has packed messages but does not require that executors "
+            "know them (bit 9 of required_features)");
+}
+
+// The loader's message for packed messages after `change`.
+std::string PackedRefusal(
+    const std::function<void(PlanSpec&, fb::PackedMessagesT&)>& change,
+    PlanSpec spec = OneRoundSpec()) {
+  PackMessages(spec);
+  change(spec, *spec.packed_messages);
+  const absl::Status status = Load(BuildPlan(spec));
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(PlanLoaderTest, PackedMessagesThatCannotBeReadAreRefused) {
+  using Packed = fb::PackedMessagesT;
+  const auto refusal = [](const std::function<void(Packed&)>& change) {
+    return PackedRefusal([&](PlanSpec&, Packed& packed) { change(packed); });
+  };
+  EXPECT_EQ(refusal([](Packed& p) { p.sizes.clear(); }),
+            "packed messages: a part is missing");
+  EXPECT_EQ(refusal([](Packed& p) { p.sizes.pop_back(); }),
+            "packed messages: 7 sizes of 8 copy lists");
+  EXPECT_EQ(refusal([](Packed& p) { p.sizes[1] = (1ull << 48) + 1; }),
+            "packed messages: size 1 is 281474976710657, above 2^48");
+  EXPECT_EQ(refusal([](Packed& p) { p.copies.pop_back(); }),
+            "packed messages: 8 peers have 7 copies");
+  EXPECT_EQ(refusal([](Packed& p) { p.peers_high = {0}; }),
+            "packed messages: 1 upper halves of 8 peers");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.copies_high = {0, 0};
+            }),
+            "packed messages: 2 upper halves of 8 copies");
+  EXPECT_EQ(refusal([](Packed& p) { p.copies[3] = 8; }),
+            "packed messages: copies 8 is not below 8");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.copies_high.resize(8);
+              p.copies_high[7] = 0xffff;
+            }),
+            "packed messages: copies 4294901764 is not below 8");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.lists[3] = {3, 2, 6, 2};
+            }),
+            "packed messages: list 3: rounds end at 5 of 4");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.lists[3] = {0xffffffff, 1, 6, 2};
+            }),
+            "packed messages: list 3: rounds end at 4294967296 of 4");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.lists[3] = {3, 1, 7, 2};
+            }),
+            "packed messages: list 3: messages end at 9 of 8");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.lists[0] = {0, 2, 0, 2};
+            }),
+            "packed messages: list 0: round 0 follows round 0");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.rounds[0] = {0, 2, 0, 2};
+            }),
+            "packed messages: list 0: round 2 is not below 2");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.rounds[0] = {0, 0, 0, 0};
+            }),
+            "packed messages: list 0: round 0 has no messages");
+  EXPECT_EQ(
+      refusal([](Packed& p) {
+        p.rounds[0] = {0, 0, 0, 1};
+      }),
+      "packed messages: list 0: its rounds have 1 messages when it has 2");
+}
+
+TEST(PlanLoaderTest, AProgramHasItsMessagesOnce) {
+  using Packed = fb::PackedMessagesT;
+  const auto refusal =
+      [](const std::function<void(PlanSpec::Program&)>& change) {
+        return PackedRefusal(
+            [&](PlanSpec& spec, Packed&) { change(spec.programs[1]); });
+      };
+  EXPECT_EQ(refusal([](auto& program) { program.message_list = 4; }),
+            "program of rank 1: message_list 4 is not below 4");
+  EXPECT_EQ(refusal([](auto& program) { program.message_list = -2; }),
+            "program of rank 1: message_list -2 is not below 4");
+  EXPECT_EQ(refusal([](auto& program) {
+              program.messages = OneRoundSpec().programs[1].messages;
+            }),
+            "program of rank 1: has messages and a message_list");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs[1].message_list = 0;
+              spec.programs[1].messages.clear();
+            }),
+            "program of rank 1: message_list 0 is not below 0");
+}
+
+// What is wrong with a message is said of packed ones too, also where those
+// before it are right.
+TEST(PlanLoaderTest, PackedMessagesAreHeldToTheirRank) {
+  using Packed = fb::PackedMessagesT;
+  const auto refusal = [](const std::function<void(Packed&)>& change) {
+    return PackedRefusal([&](PlanSpec&, Packed& packed) { change(packed); });
+  };
+  EXPECT_EQ(refusal([](Packed& p) { p.peers[1] = 4; }),
+            "program of rank 0, message 1: peer 4 is not below 4");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.peers_high.resize(8);
+              p.peers_high[1] = 1;
+            }),
+            "program of rank 0, message 1: peer 65539 is not below 4");
+  EXPECT_EQ(refusal([](Packed& p) { p.peers[3] = 1; }),
+            "program of rank 1, message 1: peer is the rank itself");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.rounds[0] = {1, 0, 0, 2};
+            }),
+            "program of rank 0, message 1: 64 bytes from 81 leave the staging "
+            "arena of 144 bytes");
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.rounds[0] = {~0ull - 15, 0, 0, 2};
+            }),
+            "program of rank 0, message 0: 80 bytes from 18446744073709551600 "
+            "leave the staging arena of 144 bytes");
+  EXPECT_EQ(PackedRefusal(
+                [](PlanSpec&, Packed& p) {
+                  p.rounds[0] = {16, 0, 0, 2};
+                },
+                [] {
+                  PlanSpec spec = OneRoundSpec();
+                  spec.mechanisms = {fb::Mechanism::kDirect};
+                  for (auto& program : spec.programs) {
+                    for (fb::Message& message : program.messages) {
+                      message = fb::Message(0, message.peer(), message.copies(),
+                                            message.kind(), 0, 0, 0,
+                                            message.size_bytes());
+                    }
+                  }
+                  return spec;
+                }()),
+            "program of rank 0, message 0: a direct message has a "
+            "staging_offset");
+  EXPECT_EQ(refusal([](Packed& p) { p.sizes[1] = 64; }),
+            "program of rank 0, message 0: copy 1: 8 elements of bf16 from "
+            "byte 64 leave the message's 64 bytes");
+}
+
+// Rank 3 unpacks as rank 2 does, whose lists were checked before.
+TEST(PlanLoaderTest, PackedMessagesWhoseCopiesWereCheckedAreHeldToTheirRank) {
+  using Packed = fb::PackedMessagesT;
+  const auto refusal = [](const std::function<void(PlanSpec&)>& before,
+                          const std::function<void(Packed&)>& change) {
+    PlanSpec spec = OneRoundSpec();
+    spec.programs[3].messages = spec.programs[2].messages;
+    before(spec);
+    return PackedRefusal([&](PlanSpec&, Packed& packed) { change(packed); },
+                         spec);
+  };
+  const auto nothing = [](PlanSpec&) {};
+  EXPECT_EQ(refusal(nothing, [](Packed& p) { p.peers[7] = 4; }),
+            "program of rank 3, message 1: peer 4 is not below 4");
+  EXPECT_EQ(refusal(nothing, [](Packed& p) { p.peers[7] = 3; }),
+            "program of rank 3, message 1: peer is the rank itself");
+  EXPECT_EQ(refusal(nothing,
+                    [](Packed& p) {
+                      p.rounds[3] = {16, 0, 2, 0};
+                    }),
+            "program of rank 3, message 1: 64 bytes from 96 leave the staging "
+            "arena of 144 bytes");
+  EXPECT_EQ(refusal(nothing,
+                    [](Packed& p) {
+                      p.rounds[3] = {160, 0, 2, 0};
+                    }),
+            "program of rank 3, message 0: 80 bytes from 160 leave the staging "
+            "arena of 144 bytes");
+  EXPECT_EQ(refusal([](PlanSpec& spec) { spec.programs[3].source_shift = 1; },
+                    [](Packed&) {}),
+            "program of rank 3, message 1: peer 1 shifted by 1 is not below 2");
+  EXPECT_EQ(
+      refusal(
+          [](PlanSpec& spec) {
+            spec.programs[2].messages.assign(1, RecvFrom(0, 0, 0, 0, 0));
+            spec.programs[3].messages.assign(33, RecvFrom(0, 0, 0, 0, 0));
+          },
+          [](Packed&) {}),
+      "program of rank 3, message 32: round 0 has more than 32 operations of "
+      "the rank; NCCL can hang in larger groups");
+  EXPECT_EQ(
+      refusal(
+          [](PlanSpec& spec) {
+            std::swap(spec.programs[3].buffers[0], spec.programs[3].buffers[1]);
+            spec.programs[3].fills = 0;  // nothing
+          },
+          [](Packed&) {}),
+      "program of rank 3, message 0: copy 0: loop 0: 2 strides of 40 leave "
+      "the stack");
+  const auto are_direct = [](PlanSpec& spec) {
+    spec.mechanisms = {fb::Mechanism::kDirect};
+    for (PlanSpec::Program& program : spec.programs) {
+      for (fb::Message& message : program.messages) {
+        message = fb::Message(0, message.peer(), message.copies(),
+                              message.kind(), 0, 0, 0, message.size_bytes());
+      }
+    }
+  };
+  EXPECT_EQ(refusal(are_direct,
+                    [](Packed& p) {
+                      p.rounds[3] = {16, 0, 2, 0};
+                    }),
+            "program of rank 3, message 0: a direct message has a "
+            "staging_offset");
+}
+
+// Of a plan that packs some lists: rank 2 has room for all copies, rank 3 not.
+TEST(PlanLoaderTest, CopiesAreHeldToTheSizeOfPackedMessages) {
+  PlanSpec spec = OneRoundSpec();
+  spec.programs[3].messages = spec.programs[2].messages;
+  const std::vector<fb::Message> of_rank_2 = spec.programs[2].messages;
+  PackMessages(spec);
+  spec.programs[2].messages = of_rank_2;
+  spec.programs[2].message_list = -1;
+  EXPECT_EQ(Load(BuildPlan(spec)).message(), "");
+  spec.packed_messages->sizes[of_rank_2[0].copies()] = 64;
+  EXPECT_EQ(Load(BuildPlan(spec)).message(),
+            "program of rank 3, message 0: copy 1: 8 elements of bf16 from "
+            "byte 64 leave the message's 64 bytes");
+}
+
+TEST(PlanLoaderTest, PackedGroupsInWhichNcclCanHangAreRefused) {
+  PlanSpec spec = OneRoundSpec();
+  spec.programs[0].messages.assign(33, SendTo(2, 0, 0, 0, 0));
+  PackMessages(spec);
+  EXPECT_EQ(
+      Load(BuildPlan(spec)).message(),
+      "program of rank 0, message 32: round 0 has more than 32 operations "
+      "of the rank; NCCL can hang in larger groups");
+}
+
 TEST(PlanLoaderTest, APlanThatBoundsMultiprocessorsIsOf1_8) {
   PlanSpec spec = SampleSpec();
   spec.direct_multiprocessors = 16;
@@ -468,15 +792,15 @@ TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
 
 TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.11");
+            "format version 0.7 does not exist; this build reads 1.12");
 }
 
 TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Load(Wrap(SampleBody(), {.required_features = 1 << 9}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 10}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "required feature bit 9 is unknown to this build");
+            "required feature bit 10 is unknown to this build");
 }
 
 TEST(PlanLoaderTest, AbsentDigestsAreRefused) {

@@ -86,7 +86,7 @@ Offset<fb::RankProgram> BuildSharing(const PlanSpec& spec,
   return fb::CreateRankProgram(builder, built.buffers, built.messages,
                                shared.fills, shared.staging_bytes, program.host,
                                0, 0, 0, 0, 0, program.source_shift,
-                               program.destination_shift);
+                               program.destination_shift, shared.message_list);
 }
 
 Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
@@ -96,7 +96,10 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
   const auto [known, is_new] = buffer_lists.try_emplace(program.buffers);
   if (is_new) known->second = builder.CreateVector(program.buffers);
   const auto buffers = known->second;
-  const auto messages = builder.CreateVectorOfStructs(program.messages);
+  Offset<MessageVector> messages = 0;
+  if (program.message_list == -1 || !program.messages.empty()) {
+    messages = builder.CreateVectorOfStructs(program.messages);
+  }
   lists.push_back({buffers, messages});
   flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
   if (!program.quantizes.empty()) {
@@ -111,11 +114,11 @@ Offset<fb::RankProgram> BuildProgram(const PlanSpec::Program& program,
   if (!program.relays.empty()) {
     relays = builder.CreateVectorOfStructs(program.relays);
   }
-  return fb::CreateRankProgram(builder, buffers, messages, program.fills,
-                               program.staging_bytes, program.host,
-                               program.scratch_buffers, quantizes, windows,
-                               program.scratch_arena_bytes, relays,
-                               program.source_shift, program.destination_shift);
+  return fb::CreateRankProgram(
+      builder, buffers, messages, program.fills, program.staging_bytes,
+      program.host, program.scratch_buffers, quantizes, windows,
+      program.scratch_arena_bytes, relays, program.source_shift,
+      program.destination_shift, program.message_list);
 }
 
 struct CopyTables {
@@ -233,7 +236,10 @@ std::vector<uint8_t> BuildBody(const PlanSpec& spec) {
       programs_vector, rounds_vector, lists_vector, copies_vector, loops_vector,
       skips_vector, casts_vector, limits, stats, spec.colocated,
       quantizations_vector, quantize_loops_vector, requirements_vector, delta,
-      topology));
+      topology,
+      spec.packed_messages.has_value()
+          ? fb::CreatePackedMessages(builder, &*spec.packed_messages)
+          : 0));
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};
 }
@@ -268,7 +274,10 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
   const fb::Digest inputs_digest(0x89abcdef, 0x01234567);
   const fb::Digest body_digest = DigestOf(body);
   const fb::Body& root = *flatbuffers::GetRoot<fb::Body>(body.data());
-  const uint64_t features = RequiredFeatures(root);
+  // What cannot be read has them too.
+  const uint64_t features = CheckPackedMessages(root).ok()
+                                ? RequiredFeatures(root)
+                                : kFeaturePackedMessages;
   builder.Finish(
       fb::CreatePlan(builder, FormatVersionFor(root, features), features,
                      &inputs_digest, &body_digest, body_vector, provenance),
@@ -282,6 +291,40 @@ PlanFile OpenSpec(const PlanSpec& spec) {
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   return *std::move(plan);
 }
+
+namespace {
+
+// As docs/plan-format.md says, without the loader.
+std::vector<fb::Message> Unpack(const fb::BodyT& body, int32_t number) {
+  const fb::PackedMessagesT& packed = *body.packed_messages;
+  const fb::MessageList& list = packed.lists[static_cast<size_t>(number)];
+  std::vector<fb::Message> messages;
+  size_t at = list.messages_begin();
+  for (uint32_t r = 0; r < list.rounds_count(); ++r) {
+    const fb::MessageRound& round = packed.rounds[list.rounds_begin() + r];
+    uint64_t offset = round.staging_offset();
+    for (int i = 0; i < round.receives() + round.sends(); ++i, ++at) {
+      uint32_t peer = packed.peers[at];
+      uint32_t copies = packed.copies[at];
+      if (!packed.peers_high.empty()) peer += packed.peers_high[at] * 65536u;
+      if (!packed.copies_high.empty()) {
+        copies += packed.copies_high[at] * 65536u;
+      }
+      const uint64_t size_bytes = packed.sizes[copies];
+      messages.push_back(
+          i < round.receives()
+              ? RecvFrom(peer, round.round(), copies, offset, size_bytes)
+              : SendTo(peer, round.round(), copies, offset, size_bytes));
+      if (body.rounds[round.round()].mechanism() == fb::Mechanism::kDirect) {
+        continue;
+      }
+      offset += size_bytes + (16 - size_bytes % 16) % 16;
+    }
+  }
+  return messages;
+}
+
+}  // namespace
 
 PlanSpec SpecOf(const fb::Body& packed) {
   fb::BodyT body;
@@ -327,6 +370,9 @@ PlanSpec SpecOf(const fb::Body& packed) {
          program->quantizes, program->scratch_windows,
          program->scratch_arena_bytes, program->relays, program->source_shift,
          program->destination_shift});
+    if (program->message_list >= 0) {
+      spec.programs.back().messages = Unpack(body, program->message_list);
+    }
   }
   for (const fb::Round& round : body.rounds) {
     spec.rounds.push_back(round.route());
@@ -387,6 +433,39 @@ PlanSpec SpecOf(const fb::Body& packed) {
   spec.moved_bytes = body.stats->moved_bytes;
   spec.colocated = body.colocated;
   return spec;
+}
+
+void PackMessages(PlanSpec& spec) {
+  fb::PackedMessagesT packed;
+  packed.sizes.resize(spec.copy_lists.size());
+  for (PlanSpec::Program& program : spec.programs) {
+    if (program.shares.has_value()) continue;
+    const size_t rounds = packed.rounds.size();
+    for (const fb::Message& message : program.messages) {
+      if (packed.rounds.size() == rounds ||
+          packed.rounds.back().round() != message.round()) {
+        packed.rounds.emplace_back(message.staging_offset(), message.round(), 0,
+                                   0);
+      }
+      fb::MessageRound& round = packed.rounds.back();
+      const int receives = message.kind() == fb::MessageKind::kRecv ? 1 : 0;
+      round =
+          fb::MessageRound(round.staging_offset(), round.round(),
+                           static_cast<uint16_t>(round.receives() + receives),
+                           static_cast<uint16_t>(round.sends() + 1 - receives));
+      packed.peers.push_back(static_cast<uint16_t>(message.peer()));
+      packed.copies.push_back(static_cast<uint16_t>(message.copies()));
+      packed.sizes[message.copies()] = message.size_bytes();
+    }
+    program.message_list = static_cast<int32_t>(packed.lists.size());
+    packed.lists.emplace_back(
+        static_cast<uint32_t>(rounds),
+        static_cast<uint32_t>(packed.rounds.size() - rounds),
+        static_cast<uint32_t>(packed.peers.size() - program.messages.size()),
+        static_cast<uint32_t>(program.messages.size()));
+    program.messages.clear();
+  }
+  spec.packed_messages = packed;
 }
 
 PlanSpec SampleSpec() {

@@ -72,6 +72,8 @@ struct PlanSpec {
     // The earlier rank whose lists it shares instead of having `buffers`,
     // `messages` and what follows from them.
     std::optional<size_t> shares = std::nullopt;
+    // Into `packed_messages`; without `messages`, these are left out.
+    int32_t message_list = -1;
   };
   struct Quantization {
     uint32_t of = 0, data = 0, scales = 0;
@@ -118,6 +120,7 @@ struct PlanSpec {
     double peer_bytes_per_second = 370e9, network_bytes_per_second = 50e9;
   };
   std::optional<Topology> topology = std::nullopt;
+  std::optional<fb::PackedMessagesT> packed_messages = std::nullopt;
   uint64_t bucket_bytes = 0;
   uint64_t staging_bytes = 0;
   uint32_t slots = 0;
@@ -149,6 +152,10 @@ PlanSpec SpecOf(const fb::Body& body);
 // 1 the other way round; each brings its first receiver the norm. lm_head is
 // tied.
 PlanSpec SampleSpec();
+
+// Packs the messages of all programs, as the schema says. Requires that their
+// offsets and sizes are as packed messages have them.
+void PackMessages(PlanSpec& spec);
 
 // SampleSpec twice, on two hosts: ranks 2 and 3 have the programs of 0 and 1,
 // and ranks 6 and 7 those of 4 and 5, with all peers two ranks on.

@@ -1243,7 +1243,7 @@ TEST(ProofTest, AGroupInWhichNcclCanHangIsNamedWhateverThePlanAllows) {
     const std::vector<uint8_t> bytes = BuildPlan(spec);
     const fb::Body& body = *fb::GetPlan(bytes.data())->body_nested_root();
     proof::Violations violations(body);
-    proof::CheckLimits(body, violations);
+    proof::CheckLimits(MessageLists(body), violations);
     return violations.empty() ? "" : violations.text();
   };
   EXPECT_EQ(violation(32), "");

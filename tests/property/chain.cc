@@ -67,7 +67,7 @@ std::string OverfullRound(const PlanFile& plan) {
   const uint32_t limit = body.limits()->operations_per_round();
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     std::map<uint32_t, uint32_t> operations;  // by round
-    for (const fb::Message* message : *body.programs()->Get(rank)->messages()) {
+    for (const fb::Message* message : plan.messages().Of(rank)) {
       const fb::Round& round = *body.rounds()->Get(message->round());
       if (round.mechanism() != fb::Mechanism::kStaged) continue;
       if (++operations[message->round()] > limit) {
@@ -94,7 +94,7 @@ std::string SimulationMistake(const PlanFile& plan,
   }
   uint64_t sent = 0, arrived = 0, crossed = 0, hops = 0;
   for (const fb::RankProgram* program : *plan.body().programs()) {
-    for (const fb::Message* message : *program->messages()) {
+    for (const fb::Message* message : plan.messages().Of(*program)) {
       const bool sends = message->kind() == fb::MessageKind::kSend;
       sent += sends ? message->size_bytes() : 0;
     }
@@ -167,10 +167,12 @@ bool DealsAPart(const PlanFile& plan) {
     const fb::RankProgram& program =
         *body.programs()->Get(static_cast<uint32_t>(rank));
     std::set<const fb::Message*> dealt, stored;
-    for (uint32_t i = 0; i < program.messages()->size(); ++i) {
-      const fb::Message& message = *program.messages()->Get(i);
+    const MessageVector& messages = plan.messages().Of(program);
+    for (uint32_t i = 0; i < messages.size(); ++i) {
+      const fb::Message& message = *messages.Get(i);
       if (message.kind() != fb::MessageKind::kSend) continue;
-      (IsHeld(body, message) ? dealt : stored).insert(FedBy(program, i));
+      (IsHeld(body, message) ? dealt : stored)
+          .insert(FedBy(plan.messages(), program, i));
     }
     for (const fb::Message* feed : stored) {
       if (dealt.contains(feed)) return true;

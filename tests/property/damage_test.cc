@@ -381,10 +381,19 @@ TEST(DamageTest, WholePlansStayWhole) {
   }
 }
 
+// The job, with packed messages.
+SampleJob Packed(SampleJob job) {
+  const std::string options = R"("options": {)";
+  job.job.insert(job.job.find(options) + options.size(),
+                 R"("fold": "always", )");
+  return job;
+}
+
 TEST(DamageTest, WhatIsProvedOfADamagedPlanIsTrue) {
   std::vector<std::unique_ptr<Whole>> wholes;
   for (const SampleJob& job : kJobs) {
     wholes.push_back(std::make_unique<Whole>(CompileJob(job)));
+    wholes.push_back(std::make_unique<Whole>(CompileJob(Packed(job))));
   }
   std::map<Fate, int64_t> count;
   const int64_t one = FromEnvironment("REFIT_SEED", -1);

@@ -78,6 +78,17 @@ const std::vector<Member> kQuantizeMembers = {
 const std::vector<Member> kWindowMembers = {{"scratch_window.offset", 0, 8},
                                             {"scratch_window.begin", 8, 4},
                                             {"scratch_window.end", 12, 4}};
+const std::vector<Member> kMessageListMembers = {
+    {"message_list.rounds_begin", 0, 4},
+    {"message_list.rounds_count", 4, 4},
+    {"message_list.messages_begin", 8, 4},
+    {"message_list.messages_count", 12, 4}};
+const std::vector<Member> kMessageRoundMembers = {
+    {"message_round.staging_offset", 0, 8},
+    {"message_round.round", 8, 4},
+    {"message_round.receives", 12, 2},
+    {"message_round.sends", 14, 2}};
+static_assert(sizeof(fb::MessageList) == 16 && sizeof(fb::MessageRound) == 16);
 static_assert(sizeof(fb::QuantizeLoop) == 32 && sizeof(fb::Quantize) == 88 &&
               sizeof(fb::ScratchWindow) == 16);
 static_assert(sizeof(fb::Loop) == 16 && sizeof(fb::Copy) == 32 &&
@@ -273,12 +284,23 @@ class Fields {
     Add("program.fills", program.fills);
     Add("program.staging_bytes", program.staging_bytes);
     Add("program.host", program.host);
+    if (program.message_list >= 0) {
+      Add("program.message_list", program.message_list);
+    }
     AddStructs("program.quantizes", kQuantizeMembers, program.quantizes);
     AddStructs("program.scratch_windows", kWindowMembers,
                program.scratch_windows);
     if (program.scratch_buffers == 0) return;
     Add("program.scratch_buffers", program.scratch_buffers);
     Add("program.scratch_arena_bytes", program.scratch_arena_bytes);
+  }
+
+  void AddPacked(fb::PackedMessagesT& packed) {
+    AddStructs("packed.lists", kMessageListMembers, packed.lists);
+    AddStructs("packed.rounds", kMessageRoundMembers, packed.rounds);
+    AddNumbers("packed.peers", packed.peers);
+    AddNumbers("packed.copies", packed.copies);
+    AddNumbers("packed.sizes", packed.sizes);
   }
 
   void AddStats(fb::StatsT& stats) {
@@ -335,6 +357,7 @@ class Fields {
       Add("delta.dense_every", body.delta->dense_every);
       Add("delta.check", body.delta->check);
     }
+    if (body.packed_messages != nullptr) AddPacked(*body.packed_messages);
     Add("limits.bucket_bytes", body.limits->bucket_bytes);
     Add("limits.staging_bytes", body.limits->staging_bytes);
     Add("limits.slots", body.limits->slots);

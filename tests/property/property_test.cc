@@ -79,6 +79,7 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job,
                                       draw.Pick<int64_t>({1, 2, 3, 5, 32})));
   }
   if (draw.Chance(15)) options.push_back("\"fan_out\": \"none\"");
+  if (draw.Chance(30)) options.push_back("\"fold\": \"always\"");
   std::string text =
       absl::StrFormat("\"options\": {%s", absl::StrJoin(options, ", "));
   // The caller closes the options.
