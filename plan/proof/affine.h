@@ -7,6 +7,7 @@
 #define REFIT_PLAN_PROOF_AFFINE_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -23,6 +24,14 @@ struct Digit {
   friend bool operator==(const Digit&, const Digit&) = default;
 };
 using Digits = absl::InlinedVector<Digit, 6>;
+
+// Adds to a sum over ranks or copies, which says the largest number where a
+// plan has more: each rank has less, not all together.
+inline void AddUpTo(int64_t value, int64_t& sum) {
+  if (__builtin_add_overflow(sum, value, &sum)) {
+    sum = std::numeric_limits<int64_t>::max();
+  }
+}
 
 // The sequence of the values base + sum(k_i * stride_i), the k_i running
 // row-major over [0, extent_i), the last digit fastest.

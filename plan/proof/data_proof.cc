@@ -233,7 +233,7 @@ void DataProof::FollowMessage(const End& recv,
     writes_.push_back({&copy.landing, recv.message->round()});
   }
   if (!origin.has_value()) {
-    moved_bytes_ += unpacked.bytes;
+    AddUpTo(unpacked.bytes, moved_bytes_);
     return;
   }
   const PackedList& packed = Pack(origin->packs);
@@ -249,12 +249,12 @@ void DataProof::FollowMessage(const End& recv,
   const bool are_kept = packed.is_kept && unpacked.is_kept;
   if (are_kept) {
     if (unpacked.last == comparison) {
-      moved_bytes_ += unpacked.last_bytes;
+      AddUpTo(unpacked.last_bytes, moved_bytes_);
       return;
     }
     const auto known = compared_.find(comparison);
     if (known != compared_.end()) {
-      moved_bytes_ += known->second;
+      AddUpTo(known->second, moved_bytes_);
       unpacked.last = comparison;
       unpacked.last_bytes = known->second;
       return;
@@ -262,7 +262,7 @@ void DataProof::FollowMessage(const End& recv,
   }
   const int64_t reports = violations_.reports();
   const int64_t bytes = CompareLists(recv, *origin, packed, unpacked);
-  moved_bytes_ += bytes;
+  AddUpTo(bytes, moved_bytes_);
   if (are_kept && violations_.reports() == reports &&
       compared_.size() < kMostCompared) {
     compared_[comparison] = bytes;
@@ -287,7 +287,9 @@ int64_t DataProof::CompareLists(const End& recv, const Origin& origin,
   }
   // What the rank only holds is moved too.
   int64_t bytes = 0;
-  for (const Packed& copy : sent->copies) bytes += copy.end - copy.begin;
+  for (const Packed& copy : sent->copies) {
+    AddUpTo(copy.end - copy.begin, bytes);
+  }
   return std::max(bytes, unpacked.bytes);
 }
 
@@ -330,7 +332,7 @@ void DataProof::FollowInto(uint32_t rank) {
   const auto [alike, is_new] =
       followed_.try_emplace(&messages, Followed{.rank = rank});
   if (!is_new && IsFollowed(rank, alike->second.rank)) {
-    moved_bytes_ += alike->second.moved_bytes;
+    AddUpTo(alike->second.moved_bytes, moved_bytes_);
     return;
   }
   const int64_t moved_before = moved_bytes_;
@@ -482,7 +484,7 @@ void DataProof::UnpackOne(const End& recv, const fb::Copy& copy,
   const BufferFacts& facts = FactsAt(recv.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank
   const Digits loops = LoopsOf(copy);
-  unpacked.bytes += CountOf(loops) * DTypeBytes(copy.wire_dtype());
+  AddUpTo(CountOf(loops) * DTypeBytes(copy.wire_dtype()), unpacked.bytes);
   const int32_t index = facts.Find(offset, loops, placement_);
   if (index < 0 ||
       facts.parts()[static_cast<size_t>(index)].fragment == nullptr) {

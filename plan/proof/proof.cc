@@ -36,6 +36,7 @@
 
 #include "absl/strings/str_format.h"
 #include "plan/dtype.h"
+#include "plan/proof/affine.h"
 #include "plan/proof/buffer_facts.h"
 #include "plan/proof/data_proof.h"
 #include "plan/proof/dtype_proof.h"
@@ -153,8 +154,8 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
         });
     for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
       if (IsScratch(program, slot)) continue;
-      result.destination_elements +=
-          facts[program.buffers()->Get(slot)].elements();
+      proof::AddUpTo(facts[program.buffers()->Get(slot)].elements(),
+                     result.destination_elements);
     }
     passed("data");
   }

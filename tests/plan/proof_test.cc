@@ -1231,6 +1231,25 @@ TEST(ProofTest, TooManyOperationsInARoundAreNamed) {
             "round limits)");
 }
 
+// Found by plan_file_fuzz.
+TEST(ProofTest, MoreElementsThanANumberHoldsAreThatMany) {
+  PlanSpec spec = SampleSpec();
+  spec.buffers.push_back({.name = "scratchpad",
+                          .index = {},
+                          .shape = {uint64_t{1} << 61},
+                          .fragments = {},
+                          .regions = {{.kind = fb::RegionKind::kSkip,
+                                       .reason = fb::SkipReason::kDerived,
+                                       .offset = 0,
+                                       .extent = {uint64_t{1} << 61},
+                                       .stride = {1},
+                                       .detail = "it is not read"}}});
+  const auto slot = static_cast<uint32_t>(spec.buffers.size() - 1);
+  for (int i = 0; i < 5; ++i) spec.programs[2].buffers.push_back(slot);
+  EXPECT_EQ(Prove(OpenSpec(spec)).destination_elements,
+            std::numeric_limits<int64_t>::max());
+}
+
 // The loader refuses such a plan before; the proof does not rest on it.
 TEST(ProofTest, AGroupInWhichNcclCanHangIsNamedWhateverThePlanAllows) {
   const auto violation = [](size_t count) {
