@@ -10,8 +10,8 @@ from typing import Any, Callable, Optional
 from refit.executor import Executor
 from refit.workers import end_meeting
 
-# How the titles of vLLM's own processes begin: of engines, workers, API servers.
-TITLE = os.environ.get("VLLM_PROCESS_NAME_PREFIX", "VLLM") + "::"
+# How the titles of vLLM's engines and workers begin. An API server is a driver: whoever started it may end.
+TITLES = tuple(f"{os.environ.get('VLLM_PROCESS_NAME_PREFIX', 'VLLM')}::{name}" for name in ("EngineCore", "Worker"))
 
 
 class LeavesWithDriver:
@@ -46,10 +46,10 @@ class LeavesWithDriver:
 
 
 def driver_of(pid: int) -> Optional[int]:
-    """The process that started those of vLLM to which `pid` belongs. None: it is none of them, and drives itself."""
-    if not _title(pid).startswith(TITLE):
+    """The process that started the engine to which `pid` belongs. None: it is no engine's or worker's, and drives itself."""
+    if not _title(pid).startswith(TITLES):
         return None
-    while _title(pid).startswith(TITLE):
+    while _title(pid).startswith(TITLES):
         pid = _parent(pid)
     return pid if pid > 1 else None  # 1 took the place of one that is gone
 

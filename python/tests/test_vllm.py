@@ -381,11 +381,12 @@ def test_a_worker_whose_driver_is_killed_leaves_the_other_ranks(tiny_job, traine
     assert f"refit: vLLM's driver, process {driver.pid}, is gone: this worker leaves" in capfd.readouterr().err
 
 
-def test_the_driver_of_vllms_processes_is_the_first_that_is_none_of_them(monkeypatch):
-    processes = {9: ("VLLM::Worker_TP1\0", 8), 8: ("VLLM::EngineCore\0", 7), 7: ("python\0train.py\0", 6), 5: ("VLLM::EngineCore\0", 1)}
+def test_the_driver_of_an_engine_is_the_process_that_started_it(monkeypatch):
+    processes = {9: ("VLLM::Worker_TP1\0", 8), 8: ("VLLM::EngineCore\0", 7), 7: ("python\0train.py\0", 6), 5: ("VLLM::EngineCore\0", 1),
+                 13: ("VLLM::EngineCore_DP0\0", 12), 12: ("VLLM::APIServer_DP0\0", 11), 11: ("bash\0", 10)}
     monkeypatch.setattr(refit.vllm_driver, "_title", lambda pid: processes.get(pid, ("", 0))[0])
     monkeypatch.setattr(refit.vllm_driver, "_parent", lambda pid: processes[pid][1])
-    assert [refit.vllm_driver.driver_of(pid) for pid in (9, 8, 7, 5)] == [7, 7, None, None]
+    assert [refit.vllm_driver.driver_of(pid) for pid in (9, 8, 7, 5, 13)] == [7, 7, None, None, 12]
 
 
 class Llm:
