@@ -671,6 +671,11 @@ void Executor::NoticeDelta() {
                      RanksText(std::vector<int32_t>(by.begin(), by.end())),
                      " is moved in each refit, since they read its tensors"));
   }
+  if (versions_ != nullptr && plan_.side(options_.rank) == fb::Side::kSource &&
+      plan_.body().delta()->changes() == fb::DeltaChanges::kBitmap) {
+    std::string whole = SentWhole(plan_, options_.rank, bound_->tensors);
+    if (!whole.empty()) texts.push_back(std::move(whole));
+  }
   SetNotices(NoticeKind::kNotDelta, texts);
 }
 

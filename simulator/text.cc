@@ -146,7 +146,7 @@ std::string ChangeText(const Simulation& simulation) {
              message.size_bytes;
   }
   return absl::StrFormat(
-      "changed        %g %%: %d of %d bytes%s; %.3f x a dense refit, %.6g s",
+      "changed        %g %%: %d of %d bytes%s; %.3f x a dense refit of this plan, %.6g s",
       100 * *simulation.options.change_rate, bytes,
       simulation.graph.dense_bytes,
       rung == 0   ? ""

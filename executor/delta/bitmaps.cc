@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "executor/copies/tensor_table.h"
 #include "plan/dtype.h"
+#include "plan/sent_ranges.h"
 
 namespace refit {
 namespace {
@@ -124,6 +125,30 @@ std::vector<std::byte*> BitmapsByEntry(const PlanFile& plan, int32_t rank,
     }
   }
   return bitmaps;
+}
+
+std::string SentWhole(const PlanFile& plan, int32_t rank,
+                      absl::Span<const BoundTensor> tensors) {
+  const TensorTable table(plan, rank);
+  const std::vector<SentRange> sent = SentRanges(plan, rank);
+  const std::vector<std::byte*> bitmaps = BitmapsByEntry(plan, rank, tensors);
+  std::string first;
+  uint64_t without = 0, bytes = 0;
+  for (size_t slot = 0; slot < table.stacks(); ++slot) {
+    for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
+         ++entry) {
+      if (sent[entry].size_bytes() == 0 || bitmaps[entry] != nullptr) continue;
+      if (without++ == 0) first = table.Name(slot, entry - table.begin(slot));
+      bytes += sent[entry].size_bytes();
+    }
+  }
+  if (without == 0) return "";
+  return absl::StrCat(
+      "each refit sends ", bytes, " bytes of rank ", rank, " whole, since ",
+      without == 1 ? absl::StrCat("\"", first, "\" has")
+                   : absl::StrCat(without, " tensors, the first is \"", first,
+                                  "\", have"),
+      " no bitmap");
 }
 
 }  // namespace refit

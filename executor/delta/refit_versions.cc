@@ -105,8 +105,8 @@ std::string RefitVersions::why_dense() const {
     case DenseReason::kBound:
       return absl::StrCat("rank ", because_of_, " bound since its last refit");
     case DenseReason::kFailed:
-      return absl::StrCat("the last refit failed on rank ", because_of_,
-                          ", or was not waited for");
+      return absl::StrCat("the last refit failed, or rank ", because_of_,
+                          " did not wait for it");
     case DenseReason::kOtherBase:
       return absl::StrCat("rank ", because_of_,
                           " holds another version than the others");

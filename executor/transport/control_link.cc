@@ -73,8 +73,17 @@ absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
     } else if (received == 0) {
       return absl::UnavailableError("the connection was closed");
     } else if (errno == EAGAIN) {
-      if (!AwaitUnlessInterrupted(link.socket, POLLIN, limit)) {
-        if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
+      const bool reports = link.reminder != nullptr && !link.let_in;
+      const Clock::time_point next =
+          reports ? std::min(limit, link.reminder->next()) : limit;
+      if (AwaitUnlessInterrupted(link.socket, POLLIN, next)) continue;
+      if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
+      const Clock::time_point now = Clock::now();
+      if (reports && link.reminder->IsDue(now)) {
+        ReportWait("connect", link.whom, link.reminder->Seconds(now),
+                   "its process listens, but it has not come to the meeting");
+      }
+      if (now >= limit) {
         return absl::DeadlineExceededError("it does not answer");
       }
     } else if (errno != EINTR) {
@@ -142,9 +151,8 @@ static absl::StatusOr<Frame> Enter(const TcpRendezvous& rendezvous,
 }
 
 static std::string AbortFrame(int32_t rank, const absl::Status& why) {
-  return Encode({.type = FrameType::kAbort,
-                 .rank = rank,
-                 .payload = StatusPayload(why)});
+  return Encode(
+      {.type = FrameType::kAbort, .rank = rank, .payload = StatusPayload(why)});
 }
 
 absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
@@ -244,13 +252,18 @@ static absl::StatusOr<Link> ConnectAnd(
         Connect(rendezvous.host, rendezvous.port, deadline);
     if (socket.ok()) {
       Link link{*std::move(socket)};
+      link.reminder = &reminder;
+      link.whom = absl::StrCat("rank 0 at ", address);
       // A child of rank 0's process may keep the port open, but does not
       // answer.
       Clock::time_point limit = AnswerLimit(deadline);
       if (let_in) limit = std::min(limit, *absent_since + kGoneTime);
       const absl::StatusOr<Frame> answer = meet(link, limit);
       status = answer.ok() ? Verdict(*answer) : answer.status();
-      if (status.ok()) return link;
+      if (status.ok()) {
+        link.reminder = nullptr;
+        return link;
+      }
       const bool later = answer.ok() && answer->type == FrameType::kLater;
       if (!later && (answer.ok() || absl::IsPermissionDenied(status))) {
         return status;

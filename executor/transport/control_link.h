@@ -5,12 +5,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "executor/transport/control_frame.h"
 #include "executor/transport/tcp_socket.h"
+#include "executor/waiting.h"
 #include "refit/control_plane.h"
 
 namespace refit::control {
@@ -28,6 +30,9 @@ struct Link {
   Socket socket;
   FrameReader reader{kStrangerBytesMax};
   bool let_in = false;  // both have proved themselves
+  // Until then, waits for an answer are reported.
+  WaitReminder* reminder = nullptr;
+  std::string whom = {};
 };
 
 // For the server, whose clock is another. At most kRemainingMsMax.

@@ -211,6 +211,14 @@ TEST(DeltaRefitTest, ATensorWithoutBitmapIsSentWhole) {
   Fill(world);
   ASSERT_TRUE(world.Start().ok());
   ASSERT_TRUE(world.Refit().ok());
+  EXPECT_TRUE(world.executor(0).notices().empty());
+  const std::vector<Notice>& notices = world.executor(1).notices();
+  ASSERT_EQ(notices.size(), 1);
+  EXPECT_EQ(notices[0].kind, NoticeKind::kNotDelta);
+  EXPECT_EQ(notices[0].text,
+            absl::StrCat("each refit sends ", world.report(1).dense_bytes,
+                         " bytes of rank 1 whole, since 2 tensors, the first "
+                         "is \"norm\", have no bitmap"));
   Set(TensorOf(world, 1, "w"), 5, 0x1234);
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_TRUE(world.report(1).is_delta);
@@ -274,7 +282,7 @@ TEST(DeltaRefitTest, OneFlippedBitIsSeenAndMended) {
     EXPECT_FALSE(world.executor(0).delta_report().has_value());
     ASSERT_TRUE(world.Refit().ok());
     EXPECT_EQ(world.report().why_dense,
-              "the last refit failed on rank 0, or was not waited for");
+              "the last refit failed, or rank 0 did not wait for it");
     EXPECT_EQ(Get(tensor, 100), right);
   }
 }
@@ -350,7 +358,7 @@ TEST(DeltaRefitTest, ARankWithAnotherBaseMakesTheNextRefitDense) {
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
     EXPECT_FALSE(versions[rank]->is_delta());
     EXPECT_EQ(versions[rank]->why_dense(),
-              "the last refit failed on rank 2, or was not waited for");
+              "the last refit failed, or rank 2 did not wait for it");
     EXPECT_EQ(versions[rank]->version(), 3);
     versions[rank]->Commit();
   }

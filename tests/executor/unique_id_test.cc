@@ -200,9 +200,19 @@ TEST_F(UniqueIdTest, ItsCreatorListensBetweenMeetings) {
 
 TEST_F(UniqueIdTest, ChildOfItsCreatorMayBeRankZero) {
   const UniqueId id = *CreateUniqueId();
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
   const pid_t rank0 = fork();
-  if (rank0 == 0) _exit(Meet(id, 0, 2).ok() ? 0 : 1);
+  if (rank0 == 0) {
+    close(ends[1]);
+    const auto plane = Meet(id, 0, 2);
+    char none;
+    (void)!read(ends[0], &none, 1);  // until rank 1 has met as well
+    _exit(plane.ok() ? 0 : 1);
+  }
+  close(ends[0]);
   EXPECT_TRUE(Meet(id, 1, 2).ok());
+  close(ends[1]);
   int status = 0;
   waitpid(rank0, &status, 0);
   EXPECT_EQ(status, 0);
