@@ -116,6 +116,16 @@ absl::Status CheckPacked(const fb::Body& body) {
                                packed.sizes()->Get(i)));
   }
   if (absl::Status s = CheckNumbers(packed, lists); !s.ok()) return s;
+  // Lists may share their rounds. A small file is not to take long.
+  uint64_t rounds = 0;
+  for (const fb::MessageList* list : *packed.lists()) {
+    rounds += std::min(list->rounds_count(), packed.rounds()->size());
+  }
+  const uint64_t parts = uint64_t{packed.lists()->size()} +
+                         packed.rounds()->size() + packed.peers()->size();
+  if (rounds > std::max<uint64_t>(1 << 20, 16 * parts)) {
+    return Bad("its lists share rounds too often");
+  }
   for (uint32_t i = 0; i < packed.lists()->size(); ++i) {
     if (absl::Status s = CheckList(body, *packed.lists()->Get(i)); !s.ok()) {
       return At(absl::StrCat("list ", i), s);

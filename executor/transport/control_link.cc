@@ -23,9 +23,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A host that does not answer for so long is given up, as keepalive does with
-// one that is connected.
-constexpr seconds kSilentTime{20};
 constexpr milliseconds kRetryTimeMin{10};
 constexpr milliseconds kRetryTimeMax{500};
 constexpr size_t kReadBytes = size_t{64} << 10;
@@ -166,8 +163,7 @@ absl::StatusOr<Frame> Meet(const TcpRendezvous& rendezvous,
     (void)SendAll(link.socket, AbortFrame(rendezvous.rank, s),
                   Clock::now() + kAnswerTime);
   }
-  if (answer.ok() && answer->type != FrameType::kWelcome &&
-      answer->type != FrameType::kRefused) {
+  if (answer.ok() && answer->type != FrameType::kWelcome && !IsLast(*answer)) {
     return OffProtocol();
   }
   return answer;
@@ -217,13 +213,10 @@ static absl::Status NotReached(const TcpRendezvous& rendezvous,
 static absl::Status Gone(const std::string& address, bool let_in,
                          const absl::Status& status, Clock::duration waited) {
   return absl::UnavailableError(absl::StrCat(
-      "connect: rank 0 ",
-      let_in                     ? "is gone: it had let this rank in at "
-      : absl::IsNotFound(status) ? "is gone: nobody listens at "
-                                 : "cannot be reached: nobody answers at ",
-      address, let_in ? ", then the connection ended" : "", " (",
-      status.message(), "), after ",
-      std::chrono::round<seconds>(waited).count(), " s; ",
+      "connect: rank 0 is gone: ",
+      let_in ? "it had let this rank in at " : "nobody listens at ", address,
+      let_in ? ", then the connection ended" : "", " (", status.message(),
+      "), after ", std::chrono::round<seconds>(waited).count(), " s; ",
       let_in ? "see how its process ended"
              : "see how the process ended that made the id, or whether its "
                "REFIT_HOST is reached from here"));
@@ -273,7 +266,12 @@ static absl::StatusOr<Link> ConnectAnd(
       if (let_in && link.let_in) absent_since = Clock::now();
     } else {
       status = socket.status();
-      if (!absent_since.has_value()) absent_since = Clock::now();
+      if (!let_in && !absl::IsNotFound(status)) {
+        // It may have more ranks waiting than its queue holds, or no name yet.
+        absent_since.reset();
+      } else if (!absent_since.has_value()) {
+        absent_since = Clock::now();
+      }
     }
     const Clock::time_point now = Clock::now();
     if (absl::Status s = PollInterruption(); !s.ok()) return s;
@@ -284,11 +282,8 @@ static absl::StatusOr<Link> ConnectAnd(
     if (now >= deadline) {
       return NotReached(rendezvous, address, status, now - start);
     }
-    const seconds patience =
-        let_in || absl::IsNotFound(status) ? kGoneTime : kSilentTime;
-    // A host's name may have no address yet.
     if ((by_id || let_in) && absent_since.has_value() &&
-        !absl::IsInvalidArgument(status) && now - *absent_since >= patience) {
+        now - *absent_since >= kGoneTime) {
       return Gone(address, let_in, status, now - start);
     }
     // Rank 0, or its host's name, may not be there yet.

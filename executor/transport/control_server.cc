@@ -365,6 +365,7 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
       milliseconds(std::min(proof->claims.remaining_ms, kRemainingMsMax));
   connection.reader.set_payload_bytes_max(kPayloadBytesMax);
   by_rank_[rank] = &connection;
+  std::erase_if(left_, [&](const Left& left) { return left.rank == rank; });
   processes_[rank] = proof->claims.process;
   SendAccepted(connection, transcript);
   if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
@@ -433,9 +434,9 @@ absl::Status ControlServer::CheckProof(const Connection& connection,
         "REFIT_SECRET_FILE)"));
   }
   if (rank == kNoRank) return absl::OkStatus();
-  const bool taken =
-      rank == 0 ? &connection != own_
-                : phase_ == Phase::kMet || by_rank_[rank] != nullptr;
+  const bool taken = rank == 0
+                         ? &connection != own_
+                         : phase_ == Phase::kMet || by_rank_[rank] != nullptr;
   if (taken) {
     return absl::AlreadyExistsError(
         absl::StrCat("two processes are rank ", rank, ": ", processes_[rank],
@@ -478,8 +479,8 @@ void ControlServer::EndMeeting(const absl::Status& status,
   told_.assign(world_size_, false);
   told_[0] = true;  // perhaps before it has proved itself
   if (own_ != nullptr) Refuse(*own_, ended_);
-  const std::vector<Connection*> have_come = std::exchange(
-      by_rank_, std::vector<Connection*>(world_size_, nullptr));
+  const std::vector<Connection*> have_come =
+      std::exchange(by_rank_, std::vector<Connection*>(world_size_, nullptr));
   for (Connection* rank : have_come) {
     if (rank != nullptr && rank != own_) TellEnded(*rank);
   }
@@ -488,8 +489,6 @@ void ControlServer::EndMeeting(const absl::Status& status,
 // A rank that was here and does not come back is gone: to wait for it until the
 // deadline would be in vain.
 bool ControlServer::EndMeetingIfLeft(Clock::time_point now) {
-  std::erase_if(
-      left_, [&](const Left& left) { return by_rank_[left.rank] != nullptr; });
   for (const Left& left : left_) {
     if (left.until > now) continue;
     EndMeeting(

@@ -421,7 +421,8 @@ absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous) {
       control::ControlServer::Start(rendezvous, std::move(ends->second));
   if (!server.ok()) return server.status();
   OwnServer own{*std::move(server), Link{std::move(ends->first)}};
-  own.link.reader.set_payload_bytes_max(control::kPayloadBytesMax);  // no stranger
+  own.link.reader.set_payload_bytes_max(
+      control::kPayloadBytesMax);  // no stranger
   return own;
 }
 

@@ -65,6 +65,9 @@ Kept& TheKept() {
         const int empty = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
         for (const int fd : TheKept().sockets) dup3(empty, fd, O_CLOEXEC);
         close(empty);
+        // The child may close these numbers behind their objects' back, and use
+        // them for files of its own.
+        TheKept().sockets.clear();
         TheKept().mutex.unlock();
       });
   (void)handled;  // without it, all works but that

@@ -53,8 +53,8 @@ uint64_t Checksum(std::string_view bytes) {
       .low();
 }
 
-// How many ids of this process listen while they have no meeting. An older
-// one's port is free again until rank 0 comes.
+// How many ids of this process listen while they have no meeting. Another one's
+// port is free again until rank 0 comes: of ids that had meetings first.
 constexpr size_t kListenersMax = 64;
 
 // The ids that this process created; a socket is without a descriptor while a
@@ -62,21 +62,20 @@ constexpr size_t kListenersMax = 64;
 struct Created {
   std::mutex mutex;
   std::map<uint64_t, Socket> listeners;  // by the id's name
-  std::deque<uint64_t> listening;        // names, oldest first
+  std::deque<uint64_t> listening;        // names, the first to close first
 
-  void Add(uint64_t name, Socket listener) {
-    // Rank 0 may be a child.
-    listener.LeaveToChildren();
+  void Add(uint64_t name, Socket listener, bool had_meeting) {
     std::lock_guard lock(mutex);
     listeners[name] = std::move(listener);
-    listening.push_back(name);
+    listening.insert(had_meeting ? listening.begin() : listening.end(), name);
     if (listening.size() <= kListenersMax) return;
     listeners[listening.front()].Close();
     listening.pop_front();
   }
 };
 Created& TheCreated() {
-  static Created created;
+  static Created& created =
+      *new Created;  // a server's thread may outlive statics
   return created;
 }
 
@@ -166,10 +165,12 @@ absl::StatusOr<UniqueId> CreateUniqueId() {
   const std::string bytes =
       absl::StrCat(std::string(kIdMagic),
                    PayloadWriter().U64(Checksum(payload)).Take(), payload);
+  // Rank 0 may be a child.
+  listener->LeaveToChildren();
   UniqueId id;
   std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
   TheCreated().Add(control::PublicName(TokenBytes(secret)),
-                   *std::move(listener));
+                   *std::move(listener), /*had_meeting=*/false);
   return id;
 }
 
@@ -215,7 +216,13 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
         "): rank 0 must be where it was"));
   }
   std::erase(created.listening, rendezvous.id_name);
-  if (found->second.fd() < 0) {
+  // A child of the creator may have an empty socket.
+  int listens = 0;
+  socklen_t size = sizeof(listens);
+  if (found->second.fd() < 0 ||
+      getsockopt(found->second.fd(), SOL_SOCKET, SO_ACCEPTCONN, &listens,
+                 &size) != 0 ||
+      listens == 0) {
     return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll);
   }
   found->second.KeepFromChildren();
@@ -223,7 +230,7 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
 }
 
 void ReturnUniqueIdListener(uint64_t id_name, Socket listener) {
-  TheCreated().Add(id_name, std::move(listener));
+  TheCreated().Add(id_name, std::move(listener), /*had_meeting=*/true);
 }
 
 }  // namespace control

@@ -1,10 +1,12 @@
 """vLLM's processes outlive a driver that is killed. A worker that nobody drives any more must not keep the other ranks waiting."""
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
 import threading
+import time
 from typing import Any, Callable, Optional
 
 from refit.executor import Executor
@@ -33,13 +35,15 @@ class LeavesWithDriver:
 
         def leave() -> None:
             reason = f"vLLM's driver, process {driver}, is gone"
-            print(f"refit: {reason}: this worker leaves the other ranks", file=sys.stderr, flush=True)
-            end_meeting(self._driver_meeting, reason)  # unless all have met
+            with contextlib.suppress(Exception):  # whatever ends in between, the worker leaves
+                end_meeting(self._driver_meeting, reason)  # unless all have met
             if (waiting := executor()) is not None:
                 waiting.interrupt()
             with self._driver_lock:
                 if (left := executor()) is not None:
                     left.close()
+            with contextlib.suppress(OSError, ValueError):  # the driver may have been its reader
+                print(f"refit: {reason}: this worker leaves the other ranks", file=sys.stderr, flush=True)
 
         watch(driver, leave)
         self._driver = driver
@@ -56,14 +60,19 @@ def driver_of(pid: int) -> Optional[int]:
 
 def watch(pid: int, gone: Callable[[], None]) -> None:
     """Calls `gone` on a thread of its own when the process has ended."""
-    descriptor = os.pidfd_open(pid)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # of Python as conda builds it, of Linux before 5.3, or of a process that has ended
+        descriptor = None
 
     def wait() -> None:
-        try:
+        if descriptor is None:
+            while os.path.exists(f"/proc/{pid}"):
+                time.sleep(1)
+        else:
             ended = select.poll()
             ended.register(descriptor, select.POLLIN)
             ended.poll()
-        finally:
             os.close(descriptor)
         gone()
 

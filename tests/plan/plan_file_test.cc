@@ -582,6 +582,12 @@ TEST(PlanLoaderTest, PackedMessagesThatCannotBeReadAreRefused) {
         p.rounds[0] = {0, 0, 0, 1};
       }),
       "packed messages: list 0: its rounds have 1 messages when it has 2");
+  // 2,000 lists of all 2,000 rounds are a file of some 48 KB.
+  EXPECT_EQ(refusal([](Packed& p) {
+              p.rounds.assign(2000, p.rounds[0]);
+              p.lists.assign(2000, {0, 2000, 0, 2});
+            }),
+            "packed messages: its lists share rounds too often");
 }
 
 TEST(PlanLoaderTest, AProgramHasItsMessagesOnce) {
