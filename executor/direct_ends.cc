@@ -21,12 +21,7 @@ bool IsAtRest(const PlanFile& plan, int32_t rank, const Slots& pulled) {
       return false;
     }
   }
-  if (plan.side(rank) == fb::Side::kSource) return true;
-  const MessageVector& messages = plan.messages().Of(program);
-  return std::none_of(messages.begin(), messages.end(),
-                      [](const fb::Message* message) {
-                        return message->kind() == fb::MessageKind::kSend;
-                      });
+  return !PassesOn(plan, rank);
 }
 
 // The rounds in which `receiver` still gets something from `sender`.
@@ -66,6 +61,16 @@ Span& Extend(Spans& spans, int32_t peer, size_t round) {
 }
 
 }  // namespace
+
+bool PassesOn(const PlanFile& plan, int32_t rank) {
+  if (plan.side(rank) == fb::Side::kSource) return false;
+  const MessageVector& messages =
+      plan.messages().Of(static_cast<uint32_t>(rank));
+  return std::any_of(messages.begin(), messages.end(),
+                     [](const fb::Message* message) {
+                       return message->kind() == fb::MessageKind::kSend;
+                     });
+}
 
 std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
                                        const RankSchedule& schedule,

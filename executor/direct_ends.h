@@ -28,6 +28,9 @@ struct DirectEnds {
   }
 };
 
+// Whether the rank is of the destination, and sends what it received.
+bool PassesOn(const PlanFile& plan, int32_t rank);
+
 // By round of the schedule; of a staged one there is nothing.
 //
 // A target whose tensors nobody writes twice or reads before the end of the

@@ -29,8 +29,7 @@ std::vector<std::byte*> BitmapsByEntry(const PlanFile& plan, int32_t rank,
                                        absl::Span<const BoundTensor> tensors);
 
 // What each refit sends whole, because tensors that `rank` sends have no
-// bitmap;
-// "" if nothing. Of a plan whose workers mark what changed.
+// bitmap; "" if nothing. Of a plan whose workers mark what changed.
 std::string SentWhole(const PlanFile& plan, int32_t rank,
                       absl::Span<const BoundTensor> tensors);
 

@@ -12,18 +12,6 @@
 namespace refit {
 namespace {
 
-// A rank that passes on what it receives waits for no step: its own moves would
-// wait as well.
-bool PassesOn(const PlanFile& plan, int32_t rank) {
-  const MessageVector& messages =
-      plan.messages().Of(static_cast<uint32_t>(rank));
-  return plan.side(rank) == fb::Side::kDestination &&
-         std::any_of(messages.begin(), messages.end(),
-                     [](const fb::Message* message) {
-                       return message->kind() == fb::MessageKind::kSend;
-                     });
-}
-
 class ArrivalList {
  public:
   ArrivalList(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
@@ -84,6 +72,8 @@ class ArrivalList {
     }
   }
 
+  // A rank that passes on what it receives waits for no step: its own moves
+  // would wait as well.
   void ListReports(size_t round) {
     if (!has_steps_) return;
     const RoundWork& work = schedule_.rounds()[round];

@@ -2,7 +2,6 @@
 // whose streams run at once, and on such that put work off.
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,8 +14,8 @@
 #include "executor/digest/arrivals.h"
 #include "executor/direct_steps.h"
 #include "executor/peer_tensors.h"
-#include "refit/local_transport.h"
 #include "tests/executor/lazy_device.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/property/draw.h"
 #include "tests/sanitizers.h"
@@ -28,29 +27,6 @@ namespace {
 class BusyDevice : public HostDevice {
  public:
   bool IsHost() const override { return false; }
-};
-
-template <typename DeviceOfRank>
-class CheckedWorld : public ExecutorWorld {
- public:
-  explicit CheckedWorld(const PlanFile& plan)
-      : CheckedWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
-  ~CheckedWorld() override {
-    for (int32_t rank = 0; rank < world_size(); ++rank) CloseRank(rank);
-  }
-
- private:
-  CheckedWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      devices_.push_back(std::make_unique<DeviceOfRank>());
-      ExecutorOptions options;
-      options.device = devices_.back().get();
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
-  }
-
-  std::vector<std::unique_ptr<DeviceOfRank>> devices_;
 };
 
 // Of a plan with deltas: all but the first refit are some.
@@ -70,7 +46,7 @@ void ExpectDeltasRight(const PlanFile& plan, ExecutorWorld& world) {
 
 template <typename DeviceOfRank>
 void ExpectChecksPass(const PlanFile& plan) {
-  CheckedWorld<DeviceOfRank> world(plan);
+  LocalWorld<DeviceOfRank> world(plan);
   world.Bind();
   if (plan.body().delta() != nullptr) {
     ExpectDeltasRight(plan, world);

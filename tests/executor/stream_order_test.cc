@@ -1,43 +1,20 @@
 // That each part of a refit waits for what it needs: on devices whose streams
 // put work off as long as they may.
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "refit/local_transport.h"
 #include "tests/executor/lazy_device.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
 namespace {
 
-class LazyWorld : public ExecutorWorld {
- public:
-  explicit LazyWorld(const PlanFile& plan)
-      : LazyWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
-  ~LazyWorld() override {
-    for (int32_t rank = 0; rank < world_size(); ++rank) CloseRank(rank);
-  }
-
- private:
-  LazyWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      devices_.push_back(std::make_unique<LazyDevice>());
-      ExecutorOptions options;
-      options.device = devices_.back().get();
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
-  }
-
-  std::vector<std::unique_ptr<LazyDevice>> devices_;
-};
-
 void ExpectRefits(const PlanFile& plan) {
-  LazyWorld world(plan);
+  LocalWorld<LazyDevice> world(plan);
   world.Bind();
   for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
 }
