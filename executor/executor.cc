@@ -688,6 +688,11 @@ absl::Status Executor::ReportDelta() {
   report->why_dense = versions_->why_dense();
   report->base_version = versions_->base();
   report->version = versions_->version();
+  if (checks_) {
+    const absl::StatusOr<double> checked = bound_->check->Seconds();
+    if (!checked.ok()) return checked.status();
+    report->check_seconds = *checked;
+  }
   delta_report_ = *std::move(report);
   versions_->Commit();
   return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/direct_steps.h"
 #include "executor/nvtx.h"
 #include "executor/waiting.h"
 
@@ -78,6 +79,7 @@ absl::Status RefitEnqueuer::CreateStreams() {
     status.Update(make(counted_, device_.CreateEvent()));
     status.Update(make(move_timer_, device_.CreateTimer()));
     status.Update(make(keep_timer_, device_.CreateTimer()));
+    status.Update(ReserveTimes());
   }
   merged_events_.clear();
   const bool merges = has_deltas_ && schedule_.Stages();
@@ -116,6 +118,20 @@ absl::Status RefitEnqueuer::CreateStreams() {
       status.Update(make(events.unpacked, device_.CreateEvent()));
     }
   }
+  return status;
+}
+
+// Of as many parts as a refit can have.
+absl::Status RefitEnqueuer::ReserveTimes() {
+  size_t staged = 0;
+  size_t direct = 0;
+  for (const RoundWork& work : schedule_.rounds()) {
+    ++(work.mechanism == fb::Mechanism::kDirect ? direct : staged);
+  }
+  absl::Status status = find_time_.Reserve(1, device_);
+  status.Update(encode_time_.Reserve(staged, device_));
+  status.Update(wire_time_.Reserve(staged + direct * kDirectSteps, device_));
+  status.Update(apply_time_.Reserve(staged, device_));
   return status;
 }
 
@@ -175,6 +191,9 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   check_ = options.check;
   unpacked_ = nullptr;
   counters_ = {};
+  encode_time_.Restart();
+  wire_time_.Restart();
+  apply_time_.Restart();
   direct_multiprocessors_ = options.direct_multiprocessors;
   kind_ = options.kind;
   const RefitBatches* const batches = kind_ == RefitKind::kPlain ? nullptr
@@ -471,6 +490,7 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
   StagedDeltas* const staged = rounds_.delta.staged.get();
   if (staged == nullptr) return 0;
   const Clock::time_point start = Clock::now();
+  find_time_.Restart();
   // All streams of the refit come behind this one.
   absl::Status status = staged->RestartCounts(stream);
   if (!status.ok()) return status;
@@ -483,7 +503,9 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
   if (!status.ok()) return status;
   const Stream pack = pack_stream_->get();
   status.Update(started_->Await(pack));
-  if (status.ok()) status = staged->EnqueueCount(pack);
+  if (status.ok()) {
+    status = find_time_.Time(pack, [&] { return staged->EnqueueCount(pack); });
+  }
   status.Update(counted_->Record(pack));
   if (status.ok()) status = AwaitReached(*counted_, deadline);
   if (!status.ok()) {
@@ -491,7 +513,7 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
     return status;
   }
   absl::StatusOr<size_t> rung = staged->FirstRung(pack);
-  find_seconds_ = SecondsSince(start);
+  choose_seconds_ = SecondsSince(start);
   return rung;
 }
 
@@ -605,10 +627,14 @@ absl::Status RefitEnqueuer::EnqueueExchange(
     const Stream pack = pack_stream_->get();
     status.Update(await_staging(pack));
     if (measured.timer != nullptr) status.Update(measured.timer->Start(pack));
-    status.Update(EnqueueBatch(PackBatch(of.round), pack));
-    if (IsCoded() && status.ok()) {
-      status = rounds_.delta.staged->EnqueueEncode(of.coded_begin,
-                                                   of.coded_count, pack);
+    if (status.ok()) {
+      status = encode_time_.Time(pack, [&] {
+        const absl::Status packed = EnqueueBatch(PackBatch(of.round), pack);
+        return packed.ok() && IsCoded()
+                   ? rounds_.delta.staged->EnqueueEncode(of.coded_begin,
+                                                         of.coded_count, pack)
+                   : packed;
+      });
     }
     status.Update(of.events.packed->Record(pack));
     status.Update(of.events.packed->Await(stream));
@@ -622,10 +648,12 @@ absl::Status RefitEnqueuer::EnqueueExchange(
     status.Update(measured.timer->Start(stream));
   }
   if (!status.ok()) return status;
-  status = transport_.Exchange({.index = of.index,
+  status = wire_time_.Time(stream, [&] {
+    return transport_.Exchange({.index = of.index,
                                 .route = schedule_.rounds()[of.round].route,
                                 .operations = of.operations},
                                stream);
+  });
   if (!status.ok()) return status;
   status = of.events.exchanged->Record(stream);
   if (is_timed_) measured.move_span = SpanSince(start);
@@ -633,12 +661,17 @@ absl::Status RefitEnqueuer::EnqueueExchange(
   if (of.unpacks) {
     const Stream unpack = unpack_stream_->get();
     status.Update(of.events.exchanged->Await(unpack));
-    if (IsCoded() && status.ok()) {
-      status = rounds_.delta.staged->EnqueueApply(of.coded_begin,
-                                                  of.coded_count, unpack);
+    if (status.ok()) {
+      status = apply_time_.Time(unpack, [&] {
+        const absl::Status applied =
+            IsCoded() ? rounds_.delta.staged->EnqueueApply(
+                            of.coded_begin, of.coded_count, unpack)
+                      : absl::OkStatus();
+        return applied.ok() ? EnqueueBatch(UnpackBatch(of.round), unpack)
+                            : applied;
+      });
     }
     if (!status.ok()) return status;
-    status.Update(EnqueueBatch(UnpackBatch(of.round), unpack));
     status.Update(of.events.unpacked->Record(unpack));
     unpacked_ = of.events.unpacked.get();
     if (is_timed_) measured.unpack_span = SpanSince(start);
@@ -715,15 +748,17 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
       kind_ == RefitKind::kPlain   ? std::vector{BatchOf(*work.move_batch)}
       : kind_ == RefitKind::kDelta ? rounds_.delta.delta.moves[round]
                                    : rounds_.delta.dense.moves[round];
-  for (const size_t batch : batches) {
-    const absl::Status status =
-        step.has_value()
-            ? rounds_.copies->EnqueueStep(batch, *step, stream, aborted,
-                                          multiprocessors)
-            : rounds_.copies->Enqueue(batch, stream, aborted, multiprocessors);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return wire_time_.Time(stream, [&] {
+    for (const size_t batch : batches) {
+      const absl::Status status =
+          step.has_value() ? rounds_.copies->EnqueueStep(
+                                 batch, *step, stream, aborted, multiprocessors)
+                           : rounds_.copies->Enqueue(batch, stream, aborted,
+                                                     multiprocessors);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status RefitEnqueuer::EnqueueDigests(size_t arrivals, Stream stream) {
@@ -784,15 +819,23 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
     if (kind_ == RefitKind::kDelta) {
       report.changed_elements += staged->changed_elements();
       report.rung = staged->elements_per_slot();
-      report.move_seconds = find_seconds_;
+      report.move_seconds = choose_seconds_;
     }
   }
-  const absl::StatusOr<double> moved = move_timer_->Seconds();
-  const absl::StatusOr<double> kept = keep_timer_->Seconds();
-  if (!moved.ok()) return moved.status();
-  if (!kept.ok()) return kept.status();
-  report.move_seconds += *moved;
-  report.keep_seconds = *kept;
+  absl::Status status;
+  const auto add = [&](const absl::StatusOr<double>& measured,
+                       double& seconds) {
+    if (measured.ok()) seconds += *measured;
+    status.Update(measured.status());
+  };
+  add(move_timer_->Seconds(), report.move_seconds);
+  add(keep_timer_->Seconds(), report.keep_seconds);
+  if (kind_ == RefitKind::kDelta)
+    add(find_time_.Seconds(), report.find_seconds);
+  add(encode_time_.Seconds(), report.encode_seconds);
+  add(wire_time_.Seconds(), report.wire_seconds);
+  add(apply_time_.Seconds(), report.apply_seconds);
+  if (!status.ok()) return status;
   return report;
 }
 

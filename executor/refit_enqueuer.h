@@ -17,6 +17,7 @@
 #include "executor/direct_ends.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
+#include "executor/time_sum.h"
 #include "refit/device.h"
 #include "refit/executor.h"
 #include "refit/transport.h"
@@ -100,8 +101,8 @@ class RefitEnqueuer {
   const RunCounters& counters() const { return counters_; }
   // Requires: it was waited for. Empty if it was not timed.
   absl::StatusOr<std::vector<RoundMeasurement>> Measure() const;
-  // What the last refit, of a plan with deltas, moved, and how long it took.
-  // Requires: it was waited for.
+  // What the last refit, of a plan with deltas, moved, and how long it took but
+  // for its check. Requires: it was waited for.
   absl::StatusOr<DeltaReport> MeasureDelta() const;
 
  private:
@@ -171,6 +172,7 @@ class RefitEnqueuer {
   // What this rank moves in a direct round, or a step of it.
   absl::Status EnqueueMoves(size_t round, std::optional<uint32_t> step,
                             Stream stream);
+  absl::Status ReserveTimes();
   // Has the check digest what is whole after so many arrivals, up to a round
   // that is enqueued.
   absl::Status EnqueueDigests(size_t arrivals, Stream stream);
@@ -223,6 +225,10 @@ class RefitEnqueuer {
   bool codes_ = false;  // a refit that nobody checked yet
   std::unique_ptr<DeviceTimer> move_timer_;
   std::unique_ptr<DeviceTimer> keep_timer_;
+  TimeSum find_time_;
+  TimeSum encode_time_;
+  TimeSum wire_time_;
+  TimeSum apply_time_;
   // The transport drops it, possibly after this enqueuer's end.
   const std::shared_ptr<RefitGraph> graph_;
   bool is_recorded_ = false;               // or cannot be
@@ -239,7 +245,7 @@ class RefitEnqueuer {
   bool is_timed_ = false;                // the last refit
   bool is_captured_ = false;             // likewise
   RunCounters counters_;
-  double find_seconds_ = 0;  // of the last FindRung
+  double choose_seconds_ = 0;  // of the last FindRung
 };
 
 }  // namespace refit

@@ -39,8 +39,13 @@ void AddDelta(const std::optional<DeltaReport>& of_rank,
   all->rung = std::max(all->rung, of_rank->rung);
   all->stored_bytes += of_rank->stored_bytes;
   all->dense_bytes += of_rank->dense_bytes;
-  all->move_seconds = std::max(all->move_seconds, of_rank->move_seconds);
-  all->keep_seconds = std::max(all->keep_seconds, of_rank->keep_seconds);
+  for (double DeltaReport::*const seconds :
+       {&DeltaReport::move_seconds, &DeltaReport::keep_seconds,
+        &DeltaReport::find_seconds, &DeltaReport::encode_seconds,
+        &DeltaReport::wire_seconds, &DeltaReport::apply_seconds,
+        &DeltaReport::check_seconds}) {
+    (*all).*seconds = std::max((*all).*seconds, (*of_rank).*seconds);
+  }
 }
 
 LocalRanks::LocalRanks(const PlanFile& plan, std::chrono::nanoseconds timeout)

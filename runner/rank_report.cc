@@ -52,6 +52,11 @@ void VisitDelta(Delta& delta, const Field& field) {
   field(delta.dense_bytes);
   field(delta.move_seconds);
   field(delta.keep_seconds);
+  field(delta.find_seconds);
+  field(delta.encode_seconds);
+  field(delta.wire_seconds);
+  field(delta.apply_seconds);
+  field(delta.check_seconds);
 }
 
 template <typename Round, typename Field>

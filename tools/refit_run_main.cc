@@ -95,11 +95,13 @@ std::string DeltaText(const RunOfRanksResult& result) {
     }
     absl::StrAppendFormat(
         &text,
-        ", %d of %d bytes (%.3f %%), %.6f s (rounds %.6f, keeping %.6f), "
-        "version %d",
+        ", %d of %d bytes (%.3f %%), %.6f s (find %.6f, encode %.6f, wire "
+        "%.6f, apply %.6f, check %.6f; rounds %.6f, keeping %.6f), version %d",
         delta.stored_bytes, delta.dense_bytes,
         Percent(delta.stored_bytes, delta.dense_bytes), refit.seconds,
-        delta.move_seconds, delta.keep_seconds, delta.version);
+        delta.find_seconds, delta.encode_seconds, delta.wire_seconds,
+        delta.apply_seconds, delta.check_seconds, delta.move_seconds,
+        delta.keep_seconds, delta.version);
     if (delta.is_delta) {
       absl::StrAppendFormat(&text, " over %d", delta.base_version);
     }
@@ -118,10 +120,13 @@ std::string DeltaJson(const RefitMeasurement& refit) {
         ", \"why_dense\": \"%s\", \"change_rate\": %.9f, \"elements\": %d, "
         "\"changed_elements\": %d, \"stored_bytes\": %d, \"dense_bytes\": "
         "%d, \"base_version\": %d, \"version\": %d, \"move_seconds\": %.9f, "
-        "\"keep_seconds\": %.9f",
+        "\"keep_seconds\": %.9f, \"find_seconds\": %.9f, "
+        "\"encode_seconds\": %.9f, \"wire_seconds\": %.9f, "
+        "\"apply_seconds\": %.9f, \"check_seconds\": %.9f",
         of.why_dense, of.change_rate(), of.elements, of.changed_elements,
         of.stored_bytes, of.dense_bytes, of.base_version, of.version,
-        of.move_seconds, of.keep_seconds);
+        of.move_seconds, of.keep_seconds, of.find_seconds, of.encode_seconds,
+        of.wire_seconds, of.apply_seconds, of.check_seconds);
   }
   return text + "}";
 }
@@ -224,7 +229,8 @@ std::string SummaryJson(const refit::PlanFile& plan,
         i == 0 ? "" : ",", refit.seconds, refit.counters.bytes_received,
         refit.counters.messages_received, refit.counters.pack_seconds,
         refit.counters.wire_seconds, refit.counters.unpack_seconds,
-        refit.counters.fused_elements, delta ? DeltaJson(refit) : "", RoundsJson(refit));
+        refit.counters.fused_elements, delta ? DeltaJson(refit) : "",
+        RoundsJson(refit));
   }
   return text + "\n  ]\n}\n";
 }

@@ -304,7 +304,12 @@ refit_delta_report ToC(const DeltaReport& report) {
           .stored_bytes = report.stored_bytes,
           .dense_bytes = report.dense_bytes,
           .move_seconds = report.move_seconds,
-          .keep_seconds = report.keep_seconds};
+          .keep_seconds = report.keep_seconds,
+          .find_seconds = report.find_seconds,
+          .encode_seconds = report.encode_seconds,
+          .wire_seconds = report.wire_seconds,
+          .apply_seconds = report.apply_seconds,
+          .check_seconds = report.check_seconds};
 }
 
 // Gives a caller's struct, whose size the caller set, what is known `now`. What

@@ -36,6 +36,9 @@ constexpr size_t kFirstSizeBytes<refit_executor_options> =
 template <>
 constexpr size_t kFirstSizeBytes<refit_bind_options> =
     offsetof(refit_bind_options, changes);
+template <>
+constexpr size_t kFirstSizeBytes<refit_delta_report> =
+    offsetof(refit_delta_report, find_seconds);
 // No caller's struct is larger: it is no size then, but memory that nobody set.
 constexpr size_t kStructSizeBytesMax = 4096;
 

@@ -39,6 +39,8 @@ class RankDigest {
   // The same in parts, beside a refit: first Restart, then EnqueueArrived until
   // all have arrived.
   absl::Status Restart(Stream stream);
+  // In how many steps at most.
+  size_t steps() const { return begins_after_.size(); }
   // Whether some part that was not enqueued is whole after so many arrivals.
   bool IsDue(size_t arrivals) const;
   // Enqueues these. They take a part of a GPU, but those that all have to

@@ -1,6 +1,7 @@
 #include "executor/digest/state_check.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
@@ -75,16 +76,27 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
   make(check->stream_, device.CreateStream());
   make(check->arrived_, device.CreateEvent());
   make(check->digested_, device.CreateEvent());
+  if (status.ok()) {
+    status = check->digest_time_.Reserve(check->tensors_->steps(), device);
+  }
   if (!status.ok()) return status;
   return check;
 }
 
 absl::Status StateCheck::Begin(Stream stream) {
+  digest_time_.Restart();
   absl::Status status = arrived_->Record(stream);
   status.Update(arrived_->Await(stream_->get()));
   status.Update(tensors_->Restart(stream_->get()));
-  status.Update(tensors_->EnqueueArrived(0, stream_->get()));
+  status.Update(EnqueueDigests(0));
   return status;
+}
+
+absl::Status StateCheck::EnqueueDigests(size_t arrivals) {
+  if (!tensors_->IsDue(arrivals)) return absl::OkStatus();
+  return digest_time_.Time(stream_->get(), [&] {
+    return tensors_->EnqueueArrived(arrivals, stream_->get());
+  });
 }
 
 absl::Status StateCheck::EnqueueArrived(size_t arrivals, Stream stream,
@@ -95,14 +107,14 @@ absl::Status StateCheck::EnqueueArrived(size_t arrivals, Stream stream,
   absl::Status status = arrived_->Record(stream);
   status.Update(arrived_->Await(stream_->get()));
   if (unpacked != nullptr) status.Update(unpacked->Await(stream_->get()));
-  status.Update(tensors_->EnqueueArrived(arrivals, stream_->get()));
+  status.Update(EnqueueDigests(arrivals));
   return status;
 }
 
 absl::Status StateCheck::End(Stream stream) {
   absl::Status status = arrived_->Record(stream);
   status.Update(arrived_->Await(stream_->get()));
-  status.Update(tensors_->EnqueueArrived(arrivals_.count, stream_->get()));
+  status.Update(EnqueueDigests(arrivals_.count));
   status.Update(digested_->Record(stream_->get()));
   status.Update(digested_->Await(stream));
   return status;
@@ -275,6 +287,21 @@ absl::StatusOr<std::string> StateCheck::JudgeParams(
 }
 
 absl::Status StateCheck::Compare(Transport& transport, Deadline deadline) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const absl::Status status = CompareSums(transport, deadline);
+  compare_seconds_ =
+      std::chrono::duration<double>(Clock::now() - start).count();
+  return status;
+}
+
+absl::StatusOr<double> StateCheck::Seconds() const {
+  const absl::StatusOr<double> digested = digest_time_.Seconds();
+  if (!digested.ok()) return digested.status();
+  return *digested + compare_seconds_;
+}
+
+absl::Status StateCheck::CompareSums(Transport& transport, Deadline deadline) {
   const absl::StatusOr<std::vector<PartSum>> sums = ReadSums();
   const absl::StatusOr<std::string> mine =
       sums.ok() ? absl::StatusOr<std::string>(RegionSums(*sums))

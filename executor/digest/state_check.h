@@ -26,6 +26,7 @@
 #include "absl/types/span.h"
 #include "executor/digest/rank_digest.h"
 #include "executor/rank_schedule.h"
+#include "executor/time_sum.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
 #include "refit/transport.h"
@@ -69,6 +70,9 @@ class StateCheck {
   // them.
   absl::Status Compare(Transport& transport, Deadline deadline);
 
+  // What the last of these took: the tensors' digests, and Compare. After it.
+  absl::StatusOr<double> Seconds() const;
+
   // After Compare: the params, by their stacks' names, that no source rank
   // holds, because destinations make them of others.
   const std::vector<std::string>& not_compared() const { return not_compared_; }
@@ -96,6 +100,8 @@ class StateCheck {
     DigestPart part;
     uint64_t sum = 0;
   };
+  absl::Status EnqueueDigests(size_t arrivals);
+  absl::Status CompareSums(Transport& transport, Deadline deadline);
   absl::StatusOr<std::vector<PartSum>> ReadSums();
   std::string RegionSums(absl::Span<const PartSum> sums) const;
   absl::StatusOr<std::string> JudgeRegions(
@@ -114,6 +120,8 @@ class StateCheck {
   std::unique_ptr<DeviceEvent> digested_;
   std::unique_ptr<RankDigest> tensors_;               // the worker's
   std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize launch
+  TimeSum digest_time_;
+  double compare_seconds_ = 0;
   std::vector<std::string> not_compared_;
 };
 

@@ -52,6 +52,15 @@ class DeltaReport(NamedTuple):
     # Of a delta with staged rounds: their messages had room for one changed element of this many; 1: they were sent whole.
     # Else 0.
     rung: int = 0
+    # What the refit's parts took, each on its stream and added up by kind. Parts overlap, so that the sums may exceed
+    # move_seconds.
+    find_seconds: float = 0.0  # of a delta: what changed, for staged rounds
+    encode_seconds: float = 0.0  # staged messages; those that are whole: to pack
+    # On the wire, with waits for others. In direct rounds one kernel finds what changed, sends it and stores it: that is
+    # here, on the rank that stores.
+    wire_seconds: float = 0.0
+    apply_seconds: float = 0.0  # to store what staged rounds received
+    check_seconds: float = 0.0  # digests, and their comparison with waits for others; 0: not checked
 
     @property
     def change_rate(self) -> float:
@@ -272,7 +281,8 @@ class Executor:
         return None if report is None else DeltaReport(*report)
 
     def stats(self) -> dict[str, Any]:
-        """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread."""
+        """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread. Messages of direct
+        rounds count whole, also where a delta stores less: `delta_report.stored_bytes` tells that."""
         return self._core.counters()
 
     @property

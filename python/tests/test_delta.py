@@ -43,6 +43,13 @@ def test_staged_rounds_tell_their_rung(tiny_job):
     report = world.executors[1].delta_report
     assert report.is_delta and report.rung > 1 and report.changed_elements == 1
     assert report.stored_bytes < report.dense_bytes
+    assert [parts_of(world, rank) for rank in (1, 2)] == ["find encode wire check keep", "wire apply check keep"]
+
+
+def parts_of(world, rank):
+    """That took time."""
+    report = world.executors[rank].delta_report._asdict()
+    return " ".join(part for part in ("find", "encode", "wire", "apply", "check", "keep") if report[f"{part}_seconds"] > 0)
 
 
 @pytest.mark.parametrize("has_marks", [True, False])
@@ -87,6 +94,7 @@ def test_a_refit_tells_what_it_moved(tiny_job):
     assert (report.is_delta, report.why_dense, report.base_version, report.version) == (True, "", 1, 2)
     assert report.changed_elements == 1 and report.change_rate == 1 / report.elements
     assert 0 < report.stored_bytes < report.dense_bytes and report.move_seconds > 0
+    assert [parts_of(world, rank) for rank in (1, 2)] == ["wire check keep", "check keep"]  # sources store
     assert world.executors[0].delta_report.stored_bytes == 0
     assert world.tensors[3]["layers.0.weight"][6, 2] == 7
     assert isinstance(report, refit.DeltaReport)

@@ -115,6 +115,44 @@ TEST(DeltaRefitTest, MovesWhatChangedAlone) {
             0);
 }
 
+// One kernel finds, sends and stores. Each round has eight steps where others
+// are told of them, which no round as short as these is.
+TEST(DeltaRefitTest, TimesOfDirectRoundsAreWhereTheyAreStored) {
+  const PlanFile plan = MatrixPlan("true");
+  TickingDevice device;
+  DeltaWorld world(plan, &device, /*rank_of_device=*/1);
+  Fill(world);
+  ASSERT_TRUE(world.Start().ok());
+  for (int refit = 0; refit < 3; ++refit) {
+    if (refit == 2) Set(TensorOf(world, 1, "w"), 5, 0x1234);
+    ASSERT_TRUE(world.Refit().ok());
+    const DeltaReport& ticked = world.report(1);
+    EXPECT_EQ(ticked.is_delta, refit > 0);
+    EXPECT_EQ(ticked.wire_seconds, world.executor(1).counters().rounds);
+    EXPECT_EQ(ticked.move_seconds, 1);
+    EXPECT_EQ(ticked.keep_seconds, 1);
+    for (const int32_t rank : {0, 2}) {
+      const DeltaReport& report = world.report(rank);
+      EXPECT_EQ(report.wire_seconds > 0, rank == 0);
+      EXPECT_LE(report.wire_seconds, report.move_seconds);
+    }
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      const DeltaReport& report = world.report(rank);
+      EXPECT_EQ(report.find_seconds, 0);
+      EXPECT_EQ(report.encode_seconds, 0);
+      EXPECT_EQ(report.apply_seconds, 0);
+      // By the plan. Digests are at least one part.
+      EXPECT_EQ(report.check_seconds > 0, report.is_delta);
+      EXPECT_EQ(report.check_seconds >= 1, rank == 1 && report.is_delta);
+    }
+  }
+  ASSERT_TRUE(world.Refit({.check = true, .dense = true}).ok());
+  EXPECT_FALSE(world.report().is_delta);
+  EXPECT_GT(world.report().check_seconds, 0);
+  ASSERT_TRUE(world.Refit({.dense = true}).ok());
+  EXPECT_EQ(world.report().check_seconds, 0);
+}
+
 TEST(DeltaRefitTest, WorkersMarkWhatChanged) {
   const PlanFile plan = MatrixPlan(R"({"changes": "bitmap", "check": false})");
   DeltaWorld world(plan);

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "executor/device/cast.h"
+#include "executor/time_sum.h"
 #include "refit/device.h"
 
 namespace refit {
@@ -531,6 +532,40 @@ TEST_P(DeviceConformance, TimerMeasuresWhatLiesBetweenItsPoints) {
   ASSERT_TRUE(seconds.ok()) << seconds.status();
   EXPECT_GT(*seconds, 1e-6);  // 64 TB/s
   EXPECT_LT(*seconds, 60);
+}
+
+// Of three copies one behind the other, the first and the last.
+TEST_P(DeviceConformance, TimesOfPartsAddUp) {
+  auto stream = device_->CreateStream();
+  auto all = device_->CreateTimer();
+  ASSERT_TRUE(stream.ok() && all.ok()) << stream.status() << all.status();
+  const auto from = Upload(RandomBytes(64 << 20));
+  const auto to = Upload(RandomBytes(64 << 20));
+  const Stream on = (*stream)->get();
+  const auto copy = [&] {
+    return device_->Copy(to->data(), from->data(), to->size_bytes(), on);
+  };
+  TimeSum sum, first, last;
+  ASSERT_TRUE(sum.Time(on, copy).ok());
+  EXPECT_EQ(sum.Seconds().value(), 0) << "without room";
+  ASSERT_TRUE(sum.Reserve(2, *device_).ok());
+  ASSERT_TRUE(first.Reserve(1, *device_).ok());
+  ASSERT_TRUE(last.Reserve(1, *device_).ok());
+  for (int refit = 0; refit < 2; ++refit) {
+    for (TimeSum* const each : {&sum, &first, &last}) each->Restart();
+    EXPECT_EQ(sum.Seconds().value(), 0);
+    ASSERT_TRUE((*all)->Start(on).ok());
+    ASSERT_TRUE(sum.Time(on, [&] { return first.Time(on, copy); }).ok());
+    ASSERT_TRUE(copy().ok());
+    ASSERT_TRUE(sum.Time(on, [&] { return last.Time(on, copy); }).ok());
+    ASSERT_TRUE((*all)->Stop(on).ok());
+    ASSERT_TRUE(device_->Synchronize(on).ok());
+    EXPECT_GT(first.Seconds().value(), 1e-6);  // 64 TB/s
+    EXPECT_GT(last.Seconds().value(), 1e-6);
+    EXPECT_GE(sum.Seconds().value(),
+              first.Seconds().value() + last.Seconds().value());
+    EXPECT_LT(sum.Seconds().value(), (*all)->Seconds().value());
+  }
 }
 
 TEST_P(DeviceConformance, ProgressIsTheLastMarkReached) {

@@ -82,12 +82,18 @@ TEST(RankReportTest, DeltasOfRanksAddUp) {
                         .stored_bytes = 64,
                         .dense_bytes = 200,
                         .move_seconds = 0.5,
-                        .keep_seconds = 0.25};
+                        .keep_seconds = 0.25,
+                        .find_seconds = 3,
+                        .encode_seconds = 4,
+                        .wire_seconds = 5,
+                        .apply_seconds = 6,
+                        .check_seconds = 7};
   const absl::StatusOr<RankReport> read = ReadReport(WriteReport(report));
   ASSERT_TRUE(read.ok()) << read.status();
   RankReport all;
   AddReport(*read, all);
   report.refit.delta->move_seconds = 2;
+  report.refit.delta->wire_seconds = 1;
   AddReport(report, all);
   ASSERT_TRUE(all.refit.delta.has_value());
   EXPECT_TRUE(all.refit.delta->is_delta);
@@ -100,6 +106,11 @@ TEST(RankReportTest, DeltasOfRanksAddUp) {
   EXPECT_EQ(all.refit.delta->dense_bytes, 400);
   EXPECT_EQ(all.refit.delta->move_seconds, 2);
   EXPECT_EQ(all.refit.delta->keep_seconds, 0.25);
+  EXPECT_EQ(all.refit.delta->find_seconds, 3);
+  EXPECT_EQ(all.refit.delta->encode_seconds, 4);
+  EXPECT_EQ(all.refit.delta->wire_seconds, 5);
+  EXPECT_EQ(all.refit.delta->apply_seconds, 6);
+  EXPECT_EQ(all.refit.delta->check_seconds, 7);
   RankReport dense;
   dense.refit.delta = DeltaReport{.why_dense = "rank 0 asked for it"};
   EXPECT_EQ(ReadReport(WriteReport(dense))->refit.delta->why_dense,

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -731,6 +732,52 @@ TEST(StagedDeltaTest, RoundsAreMergedAsFarAsStagingReaches) {
       EXPECT_EQ(counters.bytes_sent + counters.bytes_received, bytes) << nth;
     }
     EXPECT_TRUE(IsEqual(world)) << nth;
+  }
+}
+
+// By rank: the source, then the destination. On CPUs nothing overlaps.
+TEST(StagedDeltaTest, TimesAreThoseOfEachPart) {
+  const PlanFile plan = RowsPlan(32768);
+  DeltaWorld world(plan);
+  ASSERT_TRUE(Begin(world).ok());
+  for (const uint64_t nth : {0, 1000, 1}) {  // dense, 1/128 and whole
+    if (nth > 0) Change(world, nth);
+    ASSERT_TRUE(world.Refit({.dense = nth == 0}).ok());
+    for (const int32_t rank : {0, 1}) {
+      const DeltaReport& report = world.report(rank);
+      EXPECT_EQ(report.is_delta, nth > 0);
+      EXPECT_EQ(report.find_seconds > 0, rank == 0 && nth > 0) << nth;
+      EXPECT_EQ(report.encode_seconds > 0, rank == 0) << nth;
+      EXPECT_GT(report.wire_seconds, 0) << nth;
+      EXPECT_EQ(report.apply_seconds > 0, rank == 1) << nth;
+      EXPECT_EQ(report.check_seconds > 0, nth > 0) << nth;
+      EXPECT_LE(report.find_seconds + report.encode_seconds +
+                    report.wire_seconds + report.apply_seconds,
+                report.move_seconds)
+          << nth;
+    }
+  }
+}
+
+// Of 16 rounds, or of 4 that are merged.
+TEST(StagedDeltaTest, EachRoundAddsToTheTimes) {
+  const PlanFile plan = RowsPlan(32768);
+  for (const int32_t rank : {0, 1}) {
+    TickingDevice device;
+    DeltaWorld world(plan, &device, rank);
+    ASSERT_TRUE(Begin(world).ok());
+    for (const auto& [nth, rounds] : {std::pair{1000, 4}, {1, 16}}) {
+      Change(world, nth);
+      ASSERT_TRUE(world.Refit().ok());
+      const DeltaReport& report = world.report(rank);
+      EXPECT_EQ(world.executor(rank).counters().rounds, rounds);
+      EXPECT_EQ(report.find_seconds, rank == 0 ? 1 : 0);
+      EXPECT_EQ(report.encode_seconds, rank == 0 ? rounds : 0);
+      EXPECT_EQ(report.wire_seconds, rounds);
+      EXPECT_EQ(report.apply_seconds, rank == 1 ? rounds : 0);
+      EXPECT_GE(report.check_seconds, 1);
+      EXPECT_EQ(report.keep_seconds, 1);
+    }
   }
 }
 

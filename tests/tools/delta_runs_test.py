@@ -29,6 +29,7 @@ def job(delta):
     }
 
 
+TIMES = r"\(find 0\.0+, encode 0\.0+, wire [\d.]+, apply 0\.0+, check [\d.]+; rounds [\d.]+, keeping [\d.]+\)"
 ELEMENTS = 256 * 256 + 2 * 513  # once for each receiver
 
 
@@ -63,6 +64,8 @@ class DeltaRunsTest(unittest.TestCase):
                     self.assertEqual(dense["stored_bytes"], 2 * ELEMENTS)
                     self.assertEqual([(delta["rung"], delta["why_dense"], delta["base_version"], delta["version"])
                                       for delta in deltas], [("direct", "", i, i + 1) for i in (1, 2, 3)])
+                    for told in (dense, *deltas):
+                        self.assert_times(told, staged=False)
                     for delta in deltas:
                         self.assertEqual((delta["elements"], delta["dense_bytes"]), (ELEMENTS, 2 * ELEMENTS))
                         self.assertAlmostEqual(delta["change_rate"], rate, delta=rate * (1 - rate) * 0.3)
@@ -71,6 +74,18 @@ class DeltaRunsTest(unittest.TestCase):
                             self.assertEqual(delta["stored_bytes"], 2 * delta["changed_elements"])
                         else:  # lines of the cache: of 16 fp32 or 32 bf16 elements
                             self.assertTrue(2 * delta["changed_elements"] < delta["stored_bytes"] < 0.6 * 2 * ELEMENTS)
+
+    def assert_times(self, told, staged):
+        delta = told["rung"] != "dense"
+        self.assertEqual([told[f"{part}_seconds"] > 0 for part in ("find", "encode", "wire", "apply", "check", "keep", "move")],
+                         [delta and staged, staged, True, staged, delta, True, True], told)
+
+    def test_staged_rounds_tell_what_each_part_took(self):
+        path = self.dir / "job.json"
+        path.write_text(json.dumps({**job(True), "topology": {"gpus_per_host": 2}}))
+        subprocess.run([BIN / "refitc", path, "-o", self.dir / "plan.refit"], check=True, timeout=60)
+        for refit in json.loads(self.run_plan("--json"))["refits"]:
+            self.assert_times(refit["delta"], staged=True)
 
     def simulate(self, *arguments):
         return subprocess.run([BIN / "refit-sim", self.dir / "plan.refit", *arguments], capture_output=True, text=True,
@@ -138,9 +153,9 @@ class DeltaRunsTest(unittest.TestCase):
         lines = self.run_plan("--change-rate", "1").splitlines()
         self.assertEqual(lines[1].split(",")[0], "check: passed")
         self.assertRegex(lines[2], r"^refit 0: rung dense \(rank 0 bound since its last refit\), 133124 of 133124 bytes "
-                                   r"\(100.000 %\), [\d.]+ s \(rounds [\d.]+, keeping [\d.]+\), version 1$")
+                                   r"\(100.000 %\), [\d.]+ s " + TIMES + ", version 1$")
         self.assertRegex(lines[3], r"^refit 1: rung direct, rate 100.000 % \(66562 of 66562 elements\), 133124 of 133124 "
-                                   r"bytes \(100.000 %\), [\d.]+ s \(rounds [\d.]+, keeping [\d.]+\), version 2 over 1$")
+                                   r"bytes \(100.000 %\), [\d.]+ s " + TIMES + ", version 2 over 1$")
 
     def test_ranks_that_meet_over_ucx_are_dense(self):
         self.compile({"changes": "bitmap"})

@@ -181,11 +181,20 @@ struct DeltaReport {
   uint32_t rung = 0;
   uint64_t stored_bytes = 0;  // to others' tensors, or sent in staged rounds
   uint64_t dense_bytes = 0;   // of a dense refit
-  // From the first round to the end of the last, with waits for others. What
-  // finds changes also stores them, so the two have one time. With what was
-  // counted before, to choose a rung.
+  // From the first round to the end of the last, with waits for others. With
+  // what was counted before, to choose a rung.
   double move_seconds = 0;
   double keep_seconds = 0;  // behind the rounds, for the next refit
+  // What the refit's parts took, each on its stream and added up by kind. Parts
+  // overlap, so that the sums may exceed move_seconds.
+  double find_seconds = 0;    // of a delta: what changed, for staged rounds
+  double encode_seconds = 0;  // staged messages; those that are whole: to pack
+  // On the wire, with waits for others. In direct rounds one kernel finds what
+  // changed, sends it and stores it: that is here, on the rank that stores.
+  double wire_seconds = 0;
+  double apply_seconds = 0;  // to store what staged rounds received
+  // Digests, and their comparison with waits for others; 0: not checked.
+  double check_seconds = 0;
 
   double change_rate() const {
     return elements == 0 ? 0
@@ -207,7 +216,9 @@ struct Traffic {
   uint64_t bytes_received = 0;
 };
 
-// What this rank did in the last Run.
+// What this rank did in the last Run. Messages of direct rounds count whole,
+// also where a delta stores less: DeltaReport::stored_bytes tells that when the
+// refit is over.
 struct RunCounters {
   uint64_t rounds = 0;
   uint64_t messages_sent = 0;

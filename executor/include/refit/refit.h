@@ -349,6 +349,16 @@ typedef struct refit_delta_report {
   double move_seconds;   /* of the rounds, with waits for others, and of
                             choosing a rung */
   double keep_seconds;   /* behind the rounds, for the next refit */
+  /* What the refit's parts took, each on its stream and added up by kind. Parts
+   * overlap, so that the sums may exceed move_seconds. */
+  double find_seconds;   /* of a delta: what changed, for staged rounds */
+  double encode_seconds; /* staged messages; those that are whole: to pack */
+  double wire_seconds;   /* with waits for others. In direct rounds one kernel
+                            finds what changed, sends it and stores it: that is
+                            here, on the rank that stores */
+  double apply_seconds;  /* to store what staged rounds received */
+  double check_seconds;  /* digests, and their comparison with waits for
+                            others; 0: not checked */
 } refit_delta_report;
 
 /* Bytes of messages, including the alignment gaps of staged ones. */
@@ -357,7 +367,9 @@ typedef struct refit_traffic {
   uint64_t bytes_received;
 } refit_traffic;
 
-/* What one rank did in its last run. */
+/* What one rank did in its last run. Messages of direct rounds count whole, also
+ * where a delta stores less: refit_delta_report.stored_bytes tells that when the
+ * refit is over. */
 typedef struct refit_counters {
   size_t struct_size;
   uint64_t rounds;
