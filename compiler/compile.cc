@@ -222,13 +222,17 @@ std::string DescribeModel(const Model& model) {
 // What receivers do with what they relay inside hosts.
 enum class Relayed { kStored, kDealt, kDealtInStripes };
 
+Limits LimitsOf(Limits limits, Relayed relayed) {
+  limits.deals_relays = relayed != Relayed::kStored;
+  limits.deals_stripes = relayed == Relayed::kDealtInStripes;
+  return limits;
+}
+
 absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
                               Relayed relayed, const CompileOptions& options,
                               PassTimes& times, Diagnostics& diagnostics) {
   Module module;
-  module.limits = inputs.limits;
-  module.limits.deals_relays = relayed != Relayed::kStored;
-  module.limits.deals_stripes = relayed == Relayed::kDealtInStripes;
+  module.limits = LimitsOf(inputs.limits, relayed);
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
     module.delta = {.changes = delta.changes,
                     .dense_every = delta.dense_every,
@@ -286,10 +290,9 @@ constexpr double kFaster = 0.99;
 // Where ranks deal stripes, they have more peers.
 constexpr double kFasterInStripes = 0.98;
 
-bool MayBeFasterDealt(const Draft& draft) {
-  return draft.messages <= kMessagesTried &&
-         draft.stats.dealable_seconds >=
-             draft.stats.predicted_seconds * kWorthTrying;
+bool MayBeFasterDealt(size_t messages, const Stats& stats) {
+  return messages <= kMessagesTried &&
+         stats.dealable_seconds >= stats.predicted_seconds * kWorthTrying;
 }
 
 absl::StatusOr<double> SecondsOf(const Draft& draft) {
@@ -303,7 +306,9 @@ absl::StatusOr<double> SecondsOf(const Draft& draft) {
 Draft Fastest(const Job& job, const Inputs& inputs,
               const CompileOptions& options, absl::Span<const Relayed> tried,
               Draft draft) {
-  if (tried.empty() || !MayBeFasterDealt(draft)) return draft;
+  if (tried.empty() || !MayBeFasterDealt(draft.messages, draft.stats)) {
+    return draft;
+  }
   const absl::StatusOr<double> simulated = SecondsOf(draft);
   if (!simulated.ok()) return draft;
   double least = *simulated;
@@ -327,6 +332,11 @@ Draft Fastest(const Job& job, const Inputs& inputs,
   return draft;
 }
 
+// The first plan.
+Relayed FirstOf(DealKind deal) {
+  return deal == DealKind::kRelays ? Relayed::kDealt : Relayed::kStored;
+}
+
 // What is tried beside the first plan.
 std::vector<Relayed> OthersOf(DealKind deal) {
   switch (deal) {
@@ -341,6 +351,43 @@ std::vector<Relayed> OthersOf(DealKind deal) {
   return {};
 }
 
+// Above that the user is told of what deltas cost a dense refit.
+constexpr double kMuchLonger = 1.25;
+
+// What a refit of a job of deltas is predicted to take if it has none, and so
+// ranks may relay. None: not much less than `seconds`, those with deltas.
+std::optional<double> SecondsWithoutDelta(const Job& job, const Inputs& inputs,
+                                          double seconds) {
+  OptionsSpec options = job.options;
+  options.delta.value.enabled = false;
+  Diagnostics unheard;
+  const Limits limits = LimitsOf(options, unheard);
+  if (!limits.relays) return std::nullopt;
+  std::optional<double> least;
+  std::vector<Relayed> tried = OthersOf(options.deal.value);
+  tried.insert(tried.begin(), FirstOf(options.deal.value));
+  for (const Relayed relayed : tried) {
+    Module module;
+    module.limits = LimitsOf(limits, relayed);
+    module.params = inputs.model.params;
+    module.skips = inputs.model.skips;
+    const PassOptions of = {
+        .job = job, .model = inputs.model, .diagnostics = unheard};
+    for (const PassInfo& pass : Pipeline()) {
+      if (!pass.run(of, module).ok() || !unheard.ok()) return std::nullopt;
+      // The passes that take long come behind the one that finds the bound.
+      if (module.stats.lower_bound_seconds * kMuchLonger > seconds) {
+        return std::nullopt;
+      }
+    }
+    const double predicted = module.stats.predicted_seconds;
+    least = std::min(least.value_or(predicted), predicted);
+    if (!MayBeFasterDealt(module.messages.size(), module.stats)) break;
+  }
+  if (*least * kMuchLonger > seconds) return std::nullopt;
+  return least;
+}
+
 absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                              const CompileOptions& options,
                                              PassTimes& times,
@@ -349,15 +396,24 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   if (!inputs.has_value()) return JobHasErrors();
   const DealKind deal = job.options.deal.value;
   absl::StatusOr<Draft> draft =
-      Drafted(job, *inputs,
-              deal == DealKind::kRelays ? Relayed::kDealt : Relayed::kStored,
-              options, times, diagnostics);
+      Drafted(job, *inputs, FirstOf(deal), options, times, diagnostics);
   if (!draft.ok()) return draft.status();
+  std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
-    return Fastest(job, *inputs, options, OthersOf(deal), *std::move(draft));
+    Draft fastest =
+        Fastest(job, *inputs, options, OthersOf(deal), *std::move(draft));
+    if (job.options.delta.value.enabled) {
+      without_delta =
+          SecondsWithoutDelta(job, *inputs, fastest.stats.predicted_seconds);
+    }
+    return fastest;
   });
   if (options.shown != nullptr) *options.shown << kept.shown;
   diagnostics.Append(kept.doubts);
+  if (without_delta.has_value()) {
+    WarnOfDelta(job.options, kept.stats.predicted_seconds, *without_delta,
+                diagnostics);
+  }
   if (!diagnostics.ok()) return JobHasErrors();
   return std::move(kept.bytes);
 }

@@ -332,4 +332,16 @@ void WarnOfMessages(const Job& job, const Module& module,
   WarnOfBuckets(job.options.bucket_bytes, module, diagnostics);
 }
 
+void WarnOfDelta(const OptionsSpec& options, double with, double without,
+                 Diagnostics& diagnostics) {
+  diagnostics.Warning(
+      options.delta.place,
+      absl::StrFormat(
+          "with options.delta no rank relays, so that a dense refit is "
+          "predicted to take %.3f ms instead of %.3f ms; wanted no delta, or "
+          "options.fan_out: \"none\" if deltas gain more (refit-sim "
+          "--change-rate predicts their time)",
+          1e3 * with, 1e3 * without));
+}
+
 }  // namespace refit

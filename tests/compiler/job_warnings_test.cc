@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "compiler/compile.h"
+#include "plan/plan_file.h"
 #include "tests/compiler/temporary_directory.h"
 
 namespace refit {
@@ -37,8 +40,12 @@ constexpr std::string_view kMtp =
        "num_nextn_predict_layers": 1, "vocab_size": 256,
        "tie_word_embeddings": false)";
 
-// What the compiler warns of, a line each, without the directory.
-std::string WarningsOf(std::string_view config, const std::string& job) {
+struct Compiled {
+  std::string warnings;  // a line each, without the directory
+  double predicted_seconds = 0;
+};
+
+Compiled CompiledOf(std::string_view config, const std::string& job) {
   const TemporaryDirectory directory;
   directory.Write("config.json", absl::StrCat("{", std::string(config), "}"));
   const std::string path = directory.Write(
@@ -47,7 +54,14 @@ std::string WarningsOf(std::string_view config, const std::string& job) {
   const absl::StatusOr<std::vector<uint8_t>> bytes =
       CompileFile(path, {.prove = false}, diagnostics);
   EXPECT_TRUE(bytes.ok()) << bytes.status().message() << diagnostics.Render();
-  return directory.Relative(absl::StrJoin(diagnostics.WarningLines(), "\n"));
+  return {.warnings = directory.Relative(
+              absl::StrJoin(diagnostics.WarningLines(), "\n")),
+          .predicted_seconds =
+              PlanFile::FromBytes(*bytes)->body().stats()->predicted_seconds()};
+}
+
+std::string WarningsOf(std::string_view config, const std::string& job) {
+  return CompiledOf(config, job).warnings;
 }
 
 std::string Sides(const std::string& source, const std::string& destination,
@@ -362,6 +376,39 @@ TEST(JobWarningsTest, OptionsOfDirectRoundsWithoutAny) {
             0u);
   EXPECT_EQ(WarningsOf(kDense, options(1, R"("direct": "push")")), "");
   EXPECT_EQ(WarningsOf(kDense, options(2, bound)), "");
+}
+
+// Eight trainers of a host feed as many engines of another one, or one engine.
+TEST(JobWarningsTest, DeltasThatMakeDenseRefitsMuchSlower) {
+  constexpr std::string_view kLarge =
+      R"("model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 4,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size": 12288, "vocab_size": 151936,
+         "tie_word_embeddings": false)";
+  const auto compiled = [&](const std::string& destination,
+                            const std::string& options) {
+    return CompiledOf(kLarge,
+                      Sides(R"(, "data_parallel": 8)", destination,
+                            OnHosts(8) + ",\n\"options\": {" + options + "}"));
+  };
+  const std::string engines = R"(, "replicas": 8)";
+  const Compiled with = compiled(engines, R"("delta": true)");
+  const Compiled without = compiled(engines, "");
+  EXPECT_EQ(without.warnings, "");
+  EXPECT_EQ(with.warnings,
+            absl::StrFormat(
+                "job.json:5:22: warning: with options.delta no rank relays, so "
+                "that a dense refit is predicted to take %.3f ms instead of "
+                "%.3f ms; wanted no delta, or options.fan_out: \"none\" if "
+                "deltas gain more (refit-sim --change-rate predicts their "
+                "time)",
+                1e3 * with.predicted_seconds, 1e3 * without.predicted_seconds));
+  for (const auto& [destination, options] :
+       {std::pair(engines, R"("delta": true, "fan_out": "none")"),
+        {engines, R"("delta": false)"},
+        {R"(, "tensor_parallel": 8)", R"("delta": true)"}}) {
+    EXPECT_EQ(compiled(destination, options).warnings, "") << options;
+  }
 }
 
 }  // namespace
