@@ -220,7 +220,10 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   }
   // What is recorded digests nothing. All ranks decide alike.
   Choose(check_ != nullptr && check_->DigestsScratch());
-  if (check_ != nullptr) status.Update(check_->Begin(stream));
+  if (check_ != nullptr) {
+    status.Update(check_->Begin(stream));
+    status.Update(EnqueueDigests(/*arrivals=*/0, stream));
+  }
   if (!status.ok()) return status;
   if (*capturing || !records_ || !replays_ || check_ != nullptr) {
     status = EnqueueRounds(stream);
@@ -701,7 +704,7 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   if (!ends.await_grants.empty()) {
     status.Update(fence.AwaitGrants(ends.await_grants, stream));
   }
-  if (check_ != nullptr && check_->reports(round).IsStepped()) {
+  if (DigestsBesideRounds() && check_->reports(round).IsStepped()) {
     const StepReports& reports = check_->reports(round);
     for (uint32_t step = 0; step < kDirectSteps && status.ok(); ++step) {
       if (ends.moves) status = EnqueueMoves(round, step, stream);
@@ -741,7 +744,7 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
   uint32_t multiprocessors = 0;
   if (work.route != fb::Route::kLocal) {
     multiprocessors = direct_multiprocessors_ > 0 ? direct_multiprocessors_
-                      : check_ != nullptr         ? kBesideDigests
+                      : DigestsBesideRounds()     ? kBesideDigests
                                                   : 0;
   }
   const std::vector<size_t> batches =
@@ -761,10 +764,17 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
   });
 }
 
+// Comparing with a snapshot takes all of the memory's speed, encoding and
+// applying all of the GPU. Other rounds leave enough of both.
+bool RefitEnqueuer::DigestsBesideRounds() const {
+  return check_ != nullptr && !IsCoded() &&
+         !(kind_ == RefitKind::kDelta && rounds_.delta.compares);
+}
+
 absl::Status RefitEnqueuer::EnqueueDigests(size_t arrivals, Stream stream) {
-  return check_ == nullptr
-             ? absl::OkStatus()
-             : check_->EnqueueArrived(arrivals, stream, unpacked_);
+  return DigestsBesideRounds()
+             ? check_->EnqueueArrived(arrivals, stream, unpacked_)
+             : absl::OkStatus();
 }
 
 absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {

@@ -173,6 +173,8 @@ class RefitEnqueuer {
   absl::Status EnqueueMoves(size_t round, std::optional<uint32_t> step,
                             Stream stream);
   absl::Status ReserveTimes();
+  // Whether the check digests while the rounds go on: all ranks alike.
+  bool DigestsBesideRounds() const;
   // Has the check digest what is whole after so many arrivals, up to a round
   // that is enqueued.
   absl::Status EnqueueDigests(size_t arrivals, Stream stream);

@@ -96,6 +96,7 @@ class DeltaRoundsBuilder {
   }
 
   absl::Status Build() {
+    rounds_.compares = compares_;
     rounds_.dense.moves.resize(schedule_.rounds().size());
     rounds_.delta.moves.resize(schedule_.rounds().size());
     if (absl::Status status = Allocate(); !status.ok()) return status;

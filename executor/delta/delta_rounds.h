@@ -56,6 +56,7 @@ struct RefitBatches {
 struct DeltaRounds {
   RefitBatches dense;
   RefitBatches delta;
+  bool compares = false;  // with a snapshot; else workers mark what changed
   // What the batches use beside tensors.
   std::unique_ptr<DeviceMemory> marks;  // of the rank's own
   // Of the last refit: the DeltaCounts of its rounds, and one nobody reads.

@@ -41,6 +41,7 @@ class HostPreparedCopies : public PreparedCopies {
       quantize_begin_.push_back(quantizes_.size());
       apply_begin_.push_back(applies_.size());
       digest_begin_.push_back(digests_.size());
+      begun_.push_back(batch.begun);
       delta_begin_.push_back(deltas_.size());
       for (const ElementApply& apply : batch.applies) {
         const auto functions = batch.functions.begin() + apply.functions_begin;
@@ -105,11 +106,32 @@ class HostPreparedCopies : public PreparedCopies {
     for (size_t i = batch_begin_[batch]; i < batch_begin_[batch + 1]; ++i) {
       if (takes(copy_steps_[i])) RunHostCopy(copies_[i], table_.data());
     }
-    for (size_t i = digest_begin_[batch]; i < digest_begin_[batch + 1]; ++i) {
-      if (takes(digest_steps_[i])) RunHostDigest(digests_[i], table_.data());
-    }
+    RunDigests(batch, takes);
     for (size_t i = delta_begin_[batch]; i < delta_begin_[batch + 1]; ++i) {
       if (takes(delta_steps_[i])) RunHostDelta(deltas_[i], table_.data());
+    }
+  }
+
+  template <typename Takes>
+  void RunDigests(size_t batch, const Takes& takes) {
+    const absl::Span<const HostDigest> digests =
+        absl::MakeConstSpan(digests_).subspan(
+            digest_begin_[batch],
+            digest_begin_[batch + 1] - digest_begin_[batch]);
+    if (digests.empty()) return;
+    const absl::Span<const uint32_t> steps =
+        absl::MakeConstSpan(digest_steps_)
+            .subspan(digest_begin_[batch], digests.size());
+    auto* const begun = reinterpret_cast<uint32_t*>(
+        table_[begun_[batch].entry] + begun_[batch].byte_offset);
+    std::vector<bool> is_begun;
+    for (size_t i = 0; i < digests.size(); ++i) {
+      while (is_begun.size() <= steps[i]) {
+        is_begun.push_back(begun[is_begun.size()] != 0);
+      }
+      if (!takes(steps[i]) || is_begun[steps[i]]) continue;
+      RunHostDigest(digests[i], table_.data());
+      begun[steps[i]] = 1;
     }
   }
 
@@ -131,6 +153,7 @@ class HostPreparedCopies : public PreparedCopies {
   std::vector<HostDelta> deltas_;
   std::vector<uint32_t> copy_steps_;
   std::vector<uint32_t> digest_steps_;
+  std::vector<CopyAddress> begun_;  // by batch, of its digests
   std::vector<uint32_t> delta_steps_;
   // Into copies_, quantizes_, applies_, digests_ and deltas_; one more than
   // batches.

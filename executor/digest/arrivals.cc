@@ -42,9 +42,8 @@ class ArrivalList {
         }
       }
     }
-    if (plan_.side(rank_) == fb::Side::kSource) {
-      if (body_.delta() != nullptr) PutOffHalf();
-    } else if (Length(program_.quantizes()) > 0) {
+    if (plan_.side(rank_) == fb::Side::kDestination &&
+        Length(program_.quantizes()) > 0) {
       // What it quantizes comes from scratch, after rounds.
       std::fill(list_.digested_after.begin(), list_.digested_after.end(),
                 list_.count);
@@ -53,25 +52,6 @@ class ArrivalList {
   }
 
  private:
-  // Finding what changed takes all of the memory's speed, moving it that of a
-  // link. How long each takes is not known before: so a half is digested beside
-  // both, and a half behind them.
-  void PutOffHalf() {
-    std::vector<uint64_t> bytes;  // before each entry
-    uint64_t total = 0;
-    for (size_t slot = 0; slot < tensors_.stacks(); ++slot) {
-      const fb::Buffer& buffer = tensors_.buffer(slot);
-      for (uint64_t entry = tensors_.begin(slot);
-           entry < tensors_.begin(slot + 1); ++entry) {
-        bytes.push_back(total);
-        total += TensorElements(buffer) * DTypeBytes(buffer.dtype());
-      }
-    }
-    for (size_t entry = 0; entry < bytes.size(); ++entry) {
-      if (bytes[entry] >= total / 2) list_.digested_after[entry] = list_.count;
-    }
-  }
-
   // A rank that passes on what it receives waits for no step: its own moves
   // would wait as well.
   void ListReports(size_t round) {

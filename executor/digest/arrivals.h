@@ -34,7 +34,7 @@ struct Arrivals {
   std::vector<StepReports> reports;  // by round of the schedule
   // By entry of the rank's TensorTable: after how many arrivals it is digested.
   // Of a destination: when it is as the refit leaves it. Of a source: 0, as
-  // soon as the refit begins, or all.
+  // soon as the refit begins.
   std::vector<size_t> digested_after;
   size_t count = 0;  // of all
 };

@@ -11,8 +11,7 @@ namespace refit {
 namespace {
 
 constexpr size_t kZeroBatch = 0;
-constexpr size_t kBesideBatch = 1;  // beside rounds
-constexpr size_t kLastBatch = 2;
+constexpr size_t kDigestBatch = 1;
 
 uint64_t SumModuloP(const DigestSum& sum) {
   // 2^64 is 8 mod p.
@@ -32,39 +31,27 @@ size_t BeginsAfter(const StridedCopy& copy, absl::Span<const CopyLoop> loops,
                            begin + static_cast<ptrdiff_t>(last) + 1);
 }
 
-// Moves to `beside` what need not wait for the last arrival, step by step.
-// Returns after how many arrivals each step begins.
-std::vector<size_t> TakeArrived(const Arrivals& arrivals, CopyBatch& last,
-                                CopyBatch& beside) {
+// Gives the copies of `batch` their steps. Returns after how many arrivals each
+// begins.
+std::vector<size_t> CutByArrivals(const Arrivals& arrivals, CopyBatch& batch) {
   std::vector<size_t> of_copy;
   std::map<size_t, uint32_t> steps;
-  for (const StridedCopy& copy : last.copies) {
+  for (const StridedCopy& copy : batch.copies) {
     of_copy.push_back(
         BeginsAfter(copy,
-                    absl::MakeConstSpan(last.loops)
+                    absl::MakeConstSpan(batch.loops)
                         .subspan(copy.loops_begin, copy.loops_count),
                     arrivals));
-    if (of_copy.back() < arrivals.count) steps[of_copy.back()];
+    steps[of_copy.back()];
   }
   std::vector<size_t> begins_after;
   for (auto& [after, step] : steps) {
     step = static_cast<uint32_t>(begins_after.size());
     begins_after.push_back(after);
   }
-  beside.kind = last.kind;
-  beside.share = DeviceShare::kHalf;
-  beside.loops = last.loops;
-  CopyBatch kept = last;
-  kept.copies.clear();
-  kept.digests.clear();
-  for (size_t i = 0; i < last.copies.size(); ++i) {
-    const auto step = steps.find(of_copy[i]);
-    CopyBatch& batch = step == steps.end() ? kept : beside;
-    batch.copies.push_back(last.copies[i]);
-    if (step != steps.end()) batch.copies.back().step = step->second;
-    batch.digests.push_back(last.digests[i]);
+  for (size_t i = 0; i < batch.copies.size(); ++i) {
+    batch.copies[i].step = steps[of_copy[i]];
   }
-  last = std::move(kept);
   return begins_after;
 }
 
@@ -81,28 +68,30 @@ absl::StatusOr<std::unique_ptr<RankDigest>> RankDigest::Create(
     absl::Span<std::byte* const> addresses, std::vector<DigestBox> boxes,
     const Arrivals* arrivals) {
   std::unique_ptr<RankDigest> made(new RankDigest(device, std::move(boxes)));
-  std::vector<CopyBatch> batches(3);
+  std::vector<CopyBatch> batches(2);
+  CopyBatch& digests = batches[kDigestBatch];
   const uint64_t sums_entry = addresses.size();
   AppendDigests(plan, TensorTable(plan, rank), made->boxes_, sums_entry,
-                made->parts_, batches[kLastBatch]);
-  if (arrivals != nullptr) {
-    made->begins_after_ =
-        TakeArrived(*arrivals, batches[kLastBatch], batches[kBesideBatch]);
-    made->begins_after_.push_back(arrivals->count);
+                made->parts_, digests);
+  // A rank that digests nothing has one step, of nothing.
+  made->begins_after_ = {0};
+  if (arrivals != nullptr && !digests.copies.empty()) {
+    made->begins_after_ = CutByArrivals(*arrivals, digests);
   }
-  const uint64_t sums_bytes = made->parts_.size() * sizeof(DigestSum);
+  const uint64_t begun_at = made->parts_.size() * sizeof(DigestSum);
+  digests.begun = {.entry = sums_entry, .byte_offset = begun_at};
+  const uint64_t sums_bytes =
+      begun_at + made->begins_after_.size() * sizeof(uint32_t);
   CopyBatch& zero = batches[kZeroBatch];
   zero.kind = CopyKind::kZero;
-  if (sums_bytes > 0) {
-    zero.copies.push_back(
-        {.from = {},
-         .to = {.entry = sums_entry, .byte_offset = 0, .dtype = DType::kInt64},
-         .loops_begin = 0,
-         .loops_count = 1});
-    zero.loops.push_back({.extent = sums_bytes / sizeof(uint64_t),
-                          .from = {},
-                          .to = {.entries = 0, .bytes = sizeof(uint64_t)}});
-  }
+  zero.copies.push_back(
+      {.from = {},
+       .to = {.entry = sums_entry, .byte_offset = 0, .dtype = DType::kInt32},
+       .loops_begin = 0,
+       .loops_count = 1});
+  zero.loops.push_back({.extent = sums_bytes / sizeof(uint32_t),
+                        .from = {},
+                        .to = {.entries = 0, .bytes = sizeof(uint32_t)}});
   absl::StatusOr<std::unique_ptr<DeviceMemory>> sums =
       device.Allocate(sums_bytes);
   if (!sums.ok()) return sums.status();
@@ -120,10 +109,8 @@ absl::StatusOr<std::unique_ptr<RankDigest>> RankDigest::Create(
 }
 
 absl::Status RankDigest::Enqueue(Stream stream) {
-  absl::Status status = batches_->Enqueue(kZeroBatch, stream);
-  if (status.ok()) status = batches_->Enqueue(kBesideBatch, stream);
-  if (status.ok()) status = batches_->Enqueue(kLastBatch, stream);
-  return status;
+  const absl::Status status = Restart(stream);
+  return status.ok() ? EnqueueRest(stream) : status;
 }
 
 absl::Status RankDigest::Restart(Stream stream) {
@@ -139,20 +126,22 @@ bool RankDigest::IsDue(size_t arrivals) const {
 absl::Status RankDigest::EnqueueArrived(size_t arrivals, Stream stream) {
   for (; IsDue(arrivals); ++enqueued_) {
     const absl::Status status =
-        enqueued_ + 1 < begins_after_.size()
-            ? batches_->EnqueueStep(kBesideBatch,
-                                    static_cast<uint32_t>(enqueued_), stream)
-            : batches_->Enqueue(kLastBatch, stream);
+        batches_->EnqueueStep(kDigestBatch, static_cast<uint32_t>(enqueued_),
+                              stream, /*unless=*/nullptr, kBesideRounds);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status RankDigest::EnqueueRest(Stream stream) {
+  return batches_->Enqueue(kDigestBatch, stream);
 }
 
 absl::StatusOr<std::vector<uint64_t>> RankDigest::Read() {
   std::vector<DigestSum> sums(parts_.size());
   absl::Status status =
       device_.Copy(reinterpret_cast<std::byte*>(sums.data()), sums_->data(),
-                   sums_->size_bytes(), stream_->get());
+                   sums.size() * sizeof(DigestSum), stream_->get());
   if (status.ok()) status = device_.Synchronize(stream_->get());
   if (!status.ok()) return status;
   std::vector<uint64_t> reduced;

@@ -36,16 +36,18 @@ class RankDigest {
   // point.
   absl::Status Enqueue(Stream stream);
 
-  // The same in parts, beside a refit: first Restart, then EnqueueArrived until
-  // all have arrived.
+  // The same in steps, beside a refit: first Restart, then EnqueueArrived as
+  // bytes come, then EnqueueRest.
   absl::Status Restart(Stream stream);
   // In how many steps at most.
   size_t steps() const { return begins_after_.size(); }
-  // Whether some part that was not enqueued is whole after so many arrivals.
+  // Whether some step that was not enqueued is whole after so many arrivals.
   bool IsDue(size_t arrivals) const;
-  // Enqueues these. They take a part of a GPU, but those that all have to
-  // arrive for.
+  // Enqueues these, on a part of a GPU.
   absl::Status EnqueueArrived(size_t arrivals, Stream stream);
+  // Enqueues what is not begun then, on all of the GPU. `stream` may be another
+  // than that of the steps; Read comes after both.
+  absl::Status EnqueueRest(Stream stream);
 
   // The sum of each part, of the digests enqueued last. Their stream is at its
   // end.
@@ -58,11 +60,11 @@ class RankDigest {
   Device& device_;
   const std::vector<DigestBox> boxes_;
   std::vector<DigestPart> parts_;
-  // By step of the batch of digests: after how many arrivals it may begin,
-  // ascending. The last step is a batch of its own.
+  // By step of the digests: after how many arrivals it may begin, ascending.
   std::vector<size_t> begins_after_;
-  size_t enqueued_ = 0;                   // steps, since Restart
-  std::unique_ptr<DeviceMemory> sums_;    // DigestSum by part
+  size_t enqueued_ = 0;  // steps, since Restart
+  // DigestSum by part, then what is begun by step.
+  std::unique_ptr<DeviceMemory> sums_;
   std::unique_ptr<DeviceStream> stream_;  // that reads them
   std::unique_ptr<PreparedCopies> batches_;
 };

@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
   make(check->arrived_, device.CreateEvent());
   make(check->digested_, device.CreateEvent());
   if (status.ok()) {
-    status = check->digest_time_.Reserve(check->tensors_->steps(), device);
+    // The rest is one more.
+    status = check->digest_time_.Reserve(check->tensors_->steps() + 1, device);
   }
   if (!status.ok()) return status;
   return check;
@@ -85,18 +86,11 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
 
 absl::Status StateCheck::Begin(Stream stream) {
   digest_time_.Restart();
-  absl::Status status = arrived_->Record(stream);
+  // On `stream`, where End may go on without the check's own.
+  absl::Status status = tensors_->Restart(stream);
+  status.Update(arrived_->Record(stream));
   status.Update(arrived_->Await(stream_->get()));
-  status.Update(tensors_->Restart(stream_->get()));
-  status.Update(EnqueueDigests(0));
   return status;
-}
-
-absl::Status StateCheck::EnqueueDigests(size_t arrivals) {
-  if (!tensors_->IsDue(arrivals)) return absl::OkStatus();
-  return digest_time_.Time(stream_->get(), [&] {
-    return tensors_->EnqueueArrived(arrivals, stream_->get());
-  });
 }
 
 absl::Status StateCheck::EnqueueArrived(size_t arrivals, Stream stream,
@@ -107,14 +101,15 @@ absl::Status StateCheck::EnqueueArrived(size_t arrivals, Stream stream,
   absl::Status status = arrived_->Record(stream);
   status.Update(arrived_->Await(stream_->get()));
   if (unpacked != nullptr) status.Update(unpacked->Await(stream_->get()));
-  status.Update(EnqueueDigests(arrivals));
+  status.Update(digest_time_.Time(stream_->get(), [&] {
+    return tensors_->EnqueueArrived(arrivals, stream_->get());
+  }));
   return status;
 }
 
 absl::Status StateCheck::End(Stream stream) {
-  absl::Status status = arrived_->Record(stream);
-  status.Update(arrived_->Await(stream_->get()));
-  status.Update(EnqueueDigests(arrivals_.count));
+  absl::Status status =
+      digest_time_.Time(stream, [&] { return tensors_->EnqueueRest(stream); });
   status.Update(digested_->Record(stream_->get()));
   status.Update(digested_->Await(stream));
   return status;
@@ -156,19 +151,21 @@ absl::StatusOr<std::vector<StateCheck::PartSum>> StateCheck::ReadSums() {
   return sums;
 }
 
-// By box of the rank: its region, elements and sum.
+// By box of the rank: its region, elements and sum. Parts of a box follow each
+// other.
 std::string StateCheck::RegionSums(absl::Span<const PartSum> sums) const {
-  std::map<std::pair<size_t, uint32_t>, StateDigest> of_box;
-  for (const PartSum& sum : sums) {
-    of_box[{sum.box, sum.region}] +=
-        {.sum = sum.sum, .elements = sum.part.elements};
+  PayloadWriter boxes;
+  uint64_t count = 0;
+  for (size_t i = 0; i < sums.size();) {
+    const PartSum& first = sums[i];
+    StateDigest digest;
+    for (; i < sums.size() && sums[i].box == first.box; ++i) {
+      digest += {.sum = sums[i].sum, .elements = sums[i].part.elements};
+    }
+    boxes.U32(first.region).U64(digest.elements).U64(digest.sum);
+    ++count;
   }
-  PayloadWriter writer;
-  writer.U64(of_box.size());
-  for (const auto& [box, digest] : of_box) {
-    writer.U32(box.second).U64(digest.elements).U64(digest.sum);
-  }
-  return writer.Take();
+  return PayloadWriter().U64(count).Bytes(boxes.Take()).Take();
 }
 
 absl::StatusOr<std::string> StateCheck::JudgeRegions(

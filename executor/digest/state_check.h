@@ -47,8 +47,9 @@ class StateCheck {
     return arrivals_.reports[round];
   }
   // Tensors are digested on a stream of the check's own, beside the refit on
-  // `stream`: first Begin, then EnqueueArrived as they come, then End, from
-  // where on `stream` may change them.
+  // `stream`: first Begin, then EnqueueArrived as they come, from 0 on, then
+  // End, from where on `stream` may change them. All of the GPU does what is
+  // not begun when `stream` comes to End.
   absl::Status Begin(Stream stream);
   // Enqueues what is whole after so many arrivals, behind what `stream` and
   // `unpacked`, unless null, have come to. What all have to arrive for is left
@@ -100,7 +101,6 @@ class StateCheck {
     DigestPart part;
     uint64_t sum = 0;
   };
-  absl::Status EnqueueDigests(size_t arrivals);
   absl::Status CompareSums(Transport& transport, Deadline deadline);
   absl::StatusOr<std::vector<PartSum>> ReadSums();
   std::string RegionSums(absl::Span<const PartSum> sums) const;

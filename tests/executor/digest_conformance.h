@@ -69,6 +69,7 @@ class DigestConformance : public DeviceConformance {
         BatchOf(CopyKind::kDigest, from, from_dtype, to, to_dtype);
     batch.digests = {
         {.param_key = kKey, .entry = sum_entry, .byte_offset = 16}};
+    batch.begun = {.entry = sum_entry, .byte_offset = 0};
     return batch;
   }
 
@@ -87,7 +88,7 @@ class DigestConformance : public DeviceConformance {
       memory.push_back(Upload(tensors.back()));
       table.push_back(memory.back()->data());
     }
-    Bytes sums(48, std::byte{0});
+    Bytes sums(64, std::byte{0});
     // A sum that the first addition carries over.
     std::fill_n(sums.begin() + 16, 8, std::byte{0xff});
     uint64_t expected = Value(sums, 16);
@@ -105,8 +106,9 @@ class DigestConformance : public DeviceConformance {
       expected = Modulo(static_cast<unsigned __int128>(expected) +
                         OfBytes(element, AddressOf(places, i).second, kKey));
     }
-    const CopyBatch batch =
+    CopyBatch batch =
         DigestBatch(from, from_dtype, places, dtype, table.size() - 1);
+    batch.begun.byte_offset = 48;
     auto prepared = device_->Prepare(table, {&batch, 1});
     ASSERT_TRUE(prepared.ok()) << prepared.status();
     ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
@@ -264,10 +266,76 @@ TEST_P(DigestConformance, DigestsThatShareASumAddUpInIt) {
     batch.digests.push_back({.param_key = kKey, .entry = 1, .byte_offset = 16});
     begin += size;
   }
+  batch.begun = {.entry = 1, .byte_offset = 0};
   auto prepared = device_->Prepare(table, {&batch, 1});
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
   EXPECT_EQ(Value(Download(*sums), 16), OfBytes(bytes, 0, kKey));
+}
+
+TEST_P(DigestConformance, WhatIsEnqueuedAgainDoesWhatIsLeft) {
+  constexpr uint64_t kTensorBytes = 1'000'016;
+  constexpr uint32_t kSteps = 5;
+  const Bytes bytes = RandomBytes(kSteps * kTensorBytes);
+  const auto memory = Upload(bytes);
+  const auto sums = Upload(Bytes(64, std::byte{0}));
+  std::byte* const table[] = {memory->data(), sums->data()};
+  CopyBatch batch;
+  batch.kind = CopyKind::kDigest;
+  batch.begun = {.entry = 1, .byte_offset = 32};
+  batch.loops.push_back({kTensorBytes, {0, 1}, {0, 1}});
+  for (uint64_t i = 0; i < 2 * kSteps; ++i) {
+    // Two copies of a step, of which one begins inside a block.
+    StridedCopy& copy = batch.copies.emplace_back();
+    copy.from = {0, i / 2 * kTensorBytes, DType::kUint8};
+    copy.to = {0, i / 2 * kTensorBytes + i % 2, DType::kUint8};
+    copy.loops_count = 1;
+    copy.step = static_cast<uint32_t>(i / 2);
+    batch.digests.push_back({.param_key = kKey, .entry = 1, .byte_offset = 0});
+  }
+  auto prepared = device_->Prepare(table, {&batch, 1});
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  const uint64_t whole =
+      Modulo(static_cast<unsigned __int128>(OfBytes(bytes, 0, kKey)) +
+             OfBytes(bytes, 1, kKey));
+  for (const uint32_t step : {1u, 3u, 1u}) {
+    ASSERT_TRUE((*prepared)->EnqueueStep(0, step, kStream).ok());
+  }
+  EXPECT_NE(Value(Download(*sums), 0), whole);
+  ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
+  EXPECT_EQ(Value(Download(*sums), 0), whole);
+  ASSERT_TRUE((*prepared)->Enqueue(0, kStream).ok());
+  EXPECT_EQ(Value(Download(*sums), 0), whole);
+}
+
+// Both at the same time, as behind the rounds of a checked refit.
+TEST_P(DigestConformance, TwoStreamsShareWhatIsLeft) {
+  const Bytes bytes = RandomBytes(32 << 20);
+  const uint64_t whole = DigestOf(bytes);
+  const auto memory = Upload(bytes);
+  auto sums = Upload(Bytes(32, std::byte{0}));
+  std::byte* const table[] = {memory->data(), sums->data()};
+  CopyBatch batch = DigestBatch({0, 0, {{bytes.size(), 0, 1}}}, DType::kUint8,
+                                {0, 0, {{bytes.size(), 0, 1}}}, DType::kUint8,
+                                /*sum_entry=*/1);
+  CopyBatch zero = BatchOf(CopyKind::kZero, {1, 0, {{32, 0, 1}}}, DType::kUint8,
+                           {1, 0, {{32, 0, 1}}}, DType::kUint8);
+  const CopyBatch batches[] = {batch, zero};
+  auto prepared = device_->Prepare(table, batches);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  auto one = *device_->CreateStream();
+  auto other = *device_->CreateStream();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE((*prepared)->Enqueue(1, one->get()).ok());
+    ASSERT_TRUE(device_->Synchronize(one->get()).ok());
+    ASSERT_TRUE((*prepared)
+                    ->EnqueueStep(0, 0, one->get(), nullptr, kBesideRounds)
+                    .ok());
+    ASSERT_TRUE((*prepared)->Enqueue(0, other->get()).ok());
+    ASSERT_TRUE(device_->Synchronize(one->get()).ok());
+    ASSERT_TRUE(device_->Synchronize(other->get()).ok());
+    EXPECT_EQ(Value(Download(*sums), 16), whole);
+  }
 }
 
 TEST_P(DigestConformance, EveryFlippedBitIsSeen) {

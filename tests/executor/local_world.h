@@ -21,6 +21,8 @@ class LocalWorld : public ExecutorWorld {
     for (int32_t rank = 0; rank < world_size(); ++rank) CloseRank(rank);
   }
 
+  DeviceOfRank& device(int32_t rank) { return *devices_[rank]; }
+
  private:
   LocalWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {

@@ -23,6 +23,7 @@ TEST(DigestSpeedTest, RatesBesideAPlainRead) {
   auto device = *CreateCudaDevice(0);
   auto memory = *device->Allocate(kBytes);
   auto sums = *device->Allocate(kBytes / kTensorBytes * sizeof(DigestSum) + 16);
+  auto begun = *device->Allocate(sizeof(uint32_t));
   auto word = *device->Allocate(16);
   auto timer = *device->CreateTimer();
   const auto measure = [&](const std::function<void()>& enqueue) {
@@ -53,9 +54,17 @@ TEST(DigestSpeedTest, RatesBesideAPlainRead) {
       batch.digests.push_back(
           {.param_key = at, .entry = 1, .byte_offset = at / tensor_bytes * 16});
     }
-    std::byte* const table[] = {memory->data(), sums->data()};
-    auto prepared = *device->Prepare(table, {&batch, 1});
-    return measure([&] { EXPECT_TRUE(prepared->Enqueue(0, nullptr).ok()); });
+    batch.begun = {.entry = 2, .byte_offset = 0};
+    CopyBatch clear;
+    clear.kind = CopyKind::kZero;
+    clear.copies.emplace_back().to = {.entry = 2, .dtype = DType::kInt32};
+    std::byte* const table[] = {memory->data(), sums->data(), begun->data()};
+    const CopyBatch batches[] = {batch, clear};
+    auto prepared = *device->Prepare(table, batches);
+    return measure([&] {
+      EXPECT_TRUE(prepared->Enqueue(1, nullptr).ok());
+      EXPECT_TRUE(prepared->Enqueue(0, nullptr).ok());
+    });
   };
   const double plain = measure([&] {
     EXPECT_EQ(

@@ -26,10 +26,15 @@ constexpr uint32_t kBlocksPerMultiprocessor = 4;
 // kLink and kTwoLinks have as many threads.
 constexpr uint32_t kHalfDivisor = 8;
 
-// Blocks that move changes, for each multiprocessor, where digests hold half of
-// these. A block that finds no room would begin when others end, with all of
-// its tiles left; fewer blocks find changes more slowly.
+// Blocks that move what is marked, for each multiprocessor, where digests hold
+// half of these. A block that finds no room would begin when others end, with
+// all of its tiles left; fewer blocks find changes more slowly.
 constexpr uint32_t kDeltaBlocksBesideDigests = 3;
+
+// Tiles of digests that a block takes at a time: so many that it seldom adds to
+// sums in memory, and so few that all blocks end together.
+constexpr uint32_t kDigestChunkMax = 32;
+constexpr uint32_t kDigestChunksPerBlock = 8;
 
 using cuda::KernelCopy;
 using cuda::KernelKind;
@@ -60,6 +65,22 @@ KernelStep SumOfSteps(absl::Span<const KernelStep> steps) {
   return SumOfSteps(steps, steps.size());
 }
 
+// Of digests that `blocks` thread blocks take.
+std::vector<cuda::KernelDigestStep> DigestSteps(
+    absl::Span<const KernelStep> steps, uint32_t blocks) {
+  std::vector<cuda::KernelDigestStep> lowered;
+  uint32_t begin = 0;
+  for (const KernelStep& step : steps) {
+    lowered.push_back(
+        {.begin = begin,
+         .end = begin + step.others,
+         .chunk = std::clamp(step.others / (blocks * kDigestChunksPerBlock), 1u,
+                             kDigestChunkMax)});
+    begin += step.others;
+  }
+  return lowered;
+}
+
 // Lowers the copies of one batch.
 class Lowering {
  public:
@@ -85,6 +106,7 @@ class Lowering {
       }
     }
     AddSteps();
+    program_.begun = batch_.begun;
     if (batch_.kind == CopyKind::kCopy) PartBulkTiles();
     std::map<uint32_t, std::vector<uint32_t>> quantizes_of_link;
     for (const BlockQuantize& op : batch_.quantizes) {
@@ -425,7 +447,10 @@ class CudaPreparedCopies : public PreparedCopies {
       size_t row_runs;
       size_t applies;
       size_t digests;
+      size_t digest_steps;
     };
+    const uint32_t blocks_max =
+        limits_.multiprocessors * kBlocksPerMultiprocessor;
     const size_t table_at = add(table);
     std::vector<Offsets> offsets;
     for (const KernelProgram& program : programs) {
@@ -437,8 +462,12 @@ class CudaPreparedCopies : public PreparedCopies {
       const size_t quantize_order = add(program.quantize_order);
       const size_t row_runs = add(program.row_runs);
       const size_t applies = add(program.applies);
+      const size_t digests = add(program.digests);
+      const size_t digest_steps =
+          program.digests.empty() ? digests
+                                  : add(DigestSteps(program.steps, blocks_max));
       offsets.push_back({copies, tiles, parted_tiles, quantizes, quantize_order,
-                         row_runs, applies, add(program.digests)});
+                         row_runs, applies, digests, digest_steps});
     }
     if (image.empty()) image.resize(16);
     absl::Status status =
@@ -479,12 +508,17 @@ class CudaPreparedCopies : public PreparedCopies {
            .operations_count =
                static_cast<uint32_t>(programs[i].applies.size()),
            .tiles_count = programs[i].apply_tiles});
-      digests_.push_back(programs[i].digests.empty()
-                             ? nullptr
-                             : reinterpret_cast<const cuda::KernelDigest*>(
-                                   base + offsets[i].digests));
-      const uint32_t blocks_max =
-          limits_.multiprocessors * kBlocksPerMultiprocessor;
+      std::optional<cuda::DigestBatch>& digests = digests_.emplace_back();
+      if (!programs[i].digests.empty()) {
+        const CopyAddress& begun = programs[i].begun;
+        digests = {.batch = batches_.back(),
+                   .digests = reinterpret_cast<const cuda::KernelDigest*>(
+                       base + offsets[i].digests),
+                   .steps = reinterpret_cast<const cuda::KernelDigestStep*>(
+                       base + offsets[i].digest_steps),
+                   .begun = reinterpret_cast<uint32_t*>(table[begun.entry] +
+                                                        begun.byte_offset)};
+      }
       const DeviceShare share = programs[i].share;
       blocks_of_batch_.push_back(share == DeviceShare::kAll
                                      ? blocks_max
@@ -522,8 +556,8 @@ class CudaPreparedCopies : public PreparedCopies {
     const absl::Span<const KernelStep> steps = steps_[batch];
     const KernelStep before =
         SumOfSteps(steps, std::min(steps_begin, steps.size()));
-    const KernelStep until =
-        SumOfSteps(steps, std::min(steps_end, steps.size()));
+    steps_end = std::min(steps_end, steps.size());
+    const KernelStep until = SumOfSteps(steps, steps_end);
     cuda::KernelBatch copies = batches_[batch];
     copies.tiles += before.others + before.bulk;
     copies.tiles_count =
@@ -532,7 +566,9 @@ class CudaPreparedCopies : public PreparedCopies {
     uint32_t blocks = blocks_of_batch_[batch];
     // A block runs on one multiprocessor.
     uint32_t bulk_blocks = bulk_blocks_[batch];
-    if (multiprocessors_max > 0) {
+    if (multiprocessors_max == kBesideRounds) {
+      blocks = std::max(1u, blocks / kHalfDivisor);
+    } else if (multiprocessors_max > 0) {
       bulk_blocks = std::min(multiprocessors_max, limits_.multiprocessors);
       const bool moves_changes =
           deltas_[batch].has_value() && multiprocessors_max == kBesideDigests;
@@ -540,10 +576,14 @@ class CudaPreparedCopies : public PreparedCopies {
                                                     kDeltaBlocksBesideDigests
                                               : bulk_blocks);
     }
-    if (digests_[batch] != nullptr) {
-      return CudaStatus(cuda::LaunchDigests(copies, digests_[batch], blocks,
-                                            unless, cuda_stream),
-                        "launch of the digest kernel");
+    if (digests_[batch].has_value()) {
+      if (copies.tiles_count == 0) return absl::OkStatus();
+      return CudaStatus(
+          cuda::LaunchDigests(
+              *digests_[batch], static_cast<uint32_t>(steps_begin),
+              static_cast<uint32_t>(steps_end),
+              std::min(blocks, copies.tiles_count), unless, cuda_stream),
+          "launch of the digest kernel");
     }
     if (deltas_[batch].has_value()) {
       return CudaStatus(cuda::LaunchDeltas(copies, *deltas_[batch], blocks,
@@ -583,7 +623,7 @@ class CudaPreparedCopies : public PreparedCopies {
   std::vector<std::vector<KernelStep>> steps_;
   std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
-  std::vector<const cuda::KernelDigest*> digests_;        // null: no digests
+  std::vector<std::optional<cuda::DigestBatch>> digests_;
   std::vector<std::optional<cuda::KernelDelta>> deltas_;  // none: no changes
   std::vector<uint32_t> blocks_of_batch_;
   std::vector<uint32_t> bulk_blocks_;  // 0: no bulk copies, unless bounded

@@ -35,6 +35,7 @@ struct KernelProgram {
   std::vector<KernelStep> steps;  // of the tiles
   // One for each copy where these are digested; else empty.
   std::vector<cuda::KernelDigest> digests;
+  CopyAddress begun;  // CopyBatch's
   std::vector<cuda::KernelQuantize> quantizes;
   std::vector<cuda::KernelRowRun> row_runs;
   uint64_t quantize_tiles = 0;

@@ -1,5 +1,6 @@
 #include "executor/device/cuda/digest_kernel.h"
 #include "executor/device/cuda/kernel_tiles.h"
+#include "executor/device/cuda/tiles.h"
 #include "executor/device/element_digest.h"
 
 namespace refit::cuda {
@@ -194,32 +195,18 @@ __device__ __forceinline__ void Flush(uint64_t sum, DigestSum* total) {
   __syncthreads();
 }
 
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
-    DigestKernel(const KernelBatch batch, const KernelDigest* digests,
-                 const uint32_t* unless) {
-  __shared__ KernelCopy copy;
-  __shared__ uint32_t stop;
-  // Read once a block: its threads must agree.
-  if (threadIdx.x == 0) {
-    stop =
-        unless != nullptr ? *static_cast<const volatile uint32_t*>(unless) : 0;
-  }
-  __syncthreads();
-  if (stop != 0) return;
-  // Neighboring tiles, which are mostly of one copy: the block flushes its sum
-  // where the copy ends.
-  const auto bound = [&](uint32_t block) {
-    return static_cast<uint32_t>(uint64_t{batch.tiles_count} * block /
-                                 gridDim.x);
-  };
-  const uint32_t begin = bound(blockIdx.x);
-  const uint32_t end = bound(blockIdx.x + 1);
+// Neighboring tiles, which are mostly of one copy: the block flushes its sum
+// where the copy ends.
+__device__ __forceinline__ void AddTiles(const DigestBatch& digests,
+                                         uint32_t begin, uint32_t end,
+                                         KernelCopy& copy) {
+  const KernelBatch& batch = digests.batch;
   uint64_t sum = 0;
   KernelDigest digest = {};
   for (uint32_t t = begin; t < end; ++t) {
     const KernelTile tile = batch.tiles[t];
     if (t == begin || tile.copy != batch.tiles[t - 1].copy) {
-      digest = digests[tile.copy];
+      digest = digests.digests[tile.copy];
       LoadToShared(batch.copies[tile.copy], copy);
       __syncthreads();
     }
@@ -252,6 +239,28 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   }
 }
 
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+    DigestKernel(const DigestBatch digests, const uint32_t steps_begin,
+                 const uint32_t steps_end, const uint32_t* unless) {
+  __shared__ KernelCopy copy;
+  __shared__ uint32_t taken;
+  if (IsStopped(unless)) return;
+  for (uint32_t s = steps_begin; s < steps_end; ++s) {
+    const KernelDigestStep step = digests.steps[s];
+    while (true) {
+      if (threadIdx.x == 0) taken = atomicAdd(&digests.begun[s], 1);
+      __syncthreads();
+      const uint64_t begin = step.begin + uint64_t{taken} * step.chunk;
+      // Before one thread takes the next.
+      __syncthreads();
+      if (begin >= step.end) break;
+      const uint64_t end = begin + step.chunk;
+      AddTiles(digests, static_cast<uint32_t>(begin),
+               end < step.end ? static_cast<uint32_t>(end) : step.end, copy);
+    }
+  }
+}
+
 }  // namespace
 
 cudaError_t LoadDigestKernel() {
@@ -259,13 +268,11 @@ cudaError_t LoadDigestKernel() {
   return cudaFuncGetAttributes(&attributes, DigestKernel);
 }
 
-cudaError_t LaunchDigests(const KernelBatch& batch, const KernelDigest* digests,
-                          uint32_t blocks_max, const uint32_t* unless,
-                          cudaStream_t stream) {
-  if (batch.tiles_count == 0) return cudaSuccess;
-  const uint32_t blocks =
-      batch.tiles_count < blocks_max ? batch.tiles_count : blocks_max;
-  DigestKernel<<<blocks, kThreads, 0, stream>>>(batch, digests, unless);
+cudaError_t LaunchDigests(const DigestBatch& digests, uint32_t steps_begin,
+                          uint32_t steps_end, uint32_t blocks_max,
+                          const uint32_t* unless, cudaStream_t stream) {
+  DigestKernel<<<blocks_max, kThreads, 0, stream>>>(digests, steps_begin,
+                                                    steps_end, unless);
   return cudaGetLastError();
 }
 

@@ -21,14 +21,28 @@ struct KernelDigest {
   uint32_t reserved;
 };
 
+// The tiles of a step. Blocks take `chunk` of them at a time.
+struct KernelDigestStep {
+  uint32_t begin;
+  uint32_t end;
+  uint32_t chunk;
+};
+
+struct DigestBatch {
+  KernelBatch batch;
+  const KernelDigest* digests;    // one for each of its copies
+  const KernelDigestStep* steps;  // in memory of the device
+  uint32_t* begun;                // chunks of each step that blocks have taken
+};
+
 // As LoadCopyKernel.
 cudaError_t LoadDigestKernel();
 
-// Enqueues the digests of a batch's copies, `digests[i]` of `copies[i]`, on
+// Enqueues what is not begun of the steps [steps_begin, steps_end), on
 // `blocks_max` blocks at most.
-cudaError_t LaunchDigests(const KernelBatch& batch, const KernelDigest* digests,
-                          uint32_t blocks_max, const uint32_t* unless,
-                          cudaStream_t stream);
+cudaError_t LaunchDigests(const DigestBatch& digests, uint32_t steps_begin,
+                          uint32_t steps_end, uint32_t blocks_max,
+                          const uint32_t* unless, cudaStream_t stream);
 
 }  // namespace refit::cuda
 

@@ -199,7 +199,11 @@ struct CopyBatch {
   std::vector<StridedCopy> copies;
   std::vector<CopyLoop> loops;
   std::vector<DigestTarget> digests;  // of a kDigest: one for each copy
-  DeltaCopies delta;                  // of kChanged, kMarked and kKept
+  // Of a kDigest: a 32-bit word for each of its steps, which counts what of it
+  // has been begun. Clear them first. What is enqueued again, on another stream
+  // too, does what is left.
+  CopyAddress begun;
+  DeltaCopies delta;  // of kChanged, kMarked and kKept
   std::vector<BlockQuantize> quantizes;
   std::vector<QuantizeLoop> quantize_loops;
   // Of BlockQuantizes: sums wrap, so that a run may lie before the address.
@@ -208,8 +212,10 @@ struct CopyBatch {
   std::vector<ElementFunction> functions;
 };
 
-// As `multiprocessors_max`: as few as move the bytes beside digests of kHalf.
+// As `multiprocessors_max`, of a checked refit: as few as move the bytes beside
+// digests; and as many as digests take beside the rounds, half of them.
 inline constexpr uint32_t kBesideDigests = UINT32_MAX;
+inline constexpr uint32_t kBesideRounds = UINT32_MAX - 1;
 
 // Batches prepared for a device. Enqueue allocates and checks nothing.
 class PreparedCopies {
