@@ -295,12 +295,13 @@ bool RankSchedule::Stages() const {
 }
 
 bool RankSchedule::GainsFromGraph() const {
-  const bool shares_gpu =
-      std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
-        return work.mechanism == fb::Mechanism::kDirect &&
-               work.route == fb::Route::kLocal;
-      });
-  return Stages() && !shares_gpu;
+  size_t direct_rounds = 0;
+  for (const RoundWork& work : rounds_) {
+    if (work.mechanism != fb::Mechanism::kDirect) continue;
+    if (work.route == fb::Route::kLocal) return false;
+    ++direct_rounds;
+  }
+  return Stages() || direct_rounds >= kDirectRoundsOfGraph;
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

@@ -107,10 +107,12 @@ class RankSchedule {
   bool Unpacks() const { return unpacks_; }
   // Whether the rank has staged rounds.
   bool Stages() const;
-  // Whether its rounds are better launched as one graph: staged ones are, which
-  // cost many calls each. Ranks that share a GPU wait for each other in other
-  // ways than a graph can.
+  // Whether its rounds are better launched as one graph: staged ones are, and
+  // several direct ones, which cost many calls each. Ranks that share a GPU
+  // wait for each other in other ways than a graph can.
   bool GainsFromGraph() const;
+  // Fewer direct rounds take as few calls as a graph saves.
+  static constexpr size_t kDirectRoundsOfGraph = 4;
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;

@@ -61,7 +61,7 @@ class RefitEnqueuer {
   // refit that was not captured: it made what NCCL makes at first use.
   void Record();
   // Whether this rank has its rounds recorded, or none to record.
-  bool MayReplay() { return !schedule_.Stages() || graph_->IsSet(); }
+  bool MayReplay() { return !records_ || graph_->IsSet(); }
   // Whether all ranks may: from the next refit on they launch their graphs. So
   // they do after a rank alone bound anew, which records in Enqueue then.
   void AgreeToReplay(bool all) { replays_ = all && MayReplay(); }

@@ -363,6 +363,24 @@ TEST(ExecutorTest, StagedRefitsAreAGraphFromTheSecondOn) {
   }
 }
 
+// A relay waits for its peers in each round, so that many rounds cost many
+// calls.
+TEST(ExecutorTest, ManyDirectRoundsAreAGraphFewAreNot) {
+  const PlanFile relays = RelayPlan({.replicas = 3, .layers = 4}).Open();
+  RecordingWorld many(relays);
+  many.Bind();
+  const auto ranks = static_cast<uint64_t>(relays.world_size());
+  // The source has no part in the last round.
+  EXPECT_EQ(many.LaunchesOf(relays, 3), (Launches{0, ranks, ranks}));
+
+  const PlanFile one_round =
+      ReshardPlan({.layers = 1, .mechanism = fb::Mechanism::kDirect}).Open();
+  RecordingWorld few(one_round);
+  few.Bind();
+  EXPECT_EQ(few.LaunchesOf(one_round, 2), (Launches{0, 0}));
+  EXPECT_EQ(few.recording.recordings, 0);
+}
+
 TEST(ExecutorTest, BindMakesAnotherGraph) {
   const PlanFile plan = ReshardPlan({}).Open();
   RecordingWorld world(plan);

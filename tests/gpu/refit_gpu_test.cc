@@ -131,7 +131,13 @@ TEST(RelayGpuTest, OneRankFeedsThreeThatRelay) {
                                    .columns = 1024})
                             .Open();
   GpuWorld world(plan);
-  for (int refit = 0; refit < 20; ++refit) world.ExpectRefitIsRight();
+  for (int refit = 0; refit < 20; ++refit) {
+    world.ExpectRefitIsRight();
+    for (int32_t r = 0; r < plan.world_size(); ++r) {
+      EXPECT_EQ(world.rank(r).executor().counters().graph_launches,
+                refit > 0 ? 1 : 0);
+    }
+  }
 }
 
 // Every byte of the rank's tensors is `value`.
@@ -166,15 +172,14 @@ void ExpectRefitOf(GpuWorld& world, int value) {
   });
 }
 
-TEST_P(RefitGpuTest, LaterRefitsAreLaunchedAsAGraphIfStaged) {
-  const bool staged = GetParam() == fb::Mechanism::kStaged;
+TEST_P(RefitGpuTest, LaterRefitsAreLaunchedAsAGraph) {
   const PlanFile plan = Plan();
   GpuWorld world(plan);
   for (int value = 1; value <= 5; ++value) {
     ExpectRefitOf(world, value);
     for (int32_t r = 0; r < plan.world_size(); ++r) {
       EXPECT_EQ(world.rank(r).executor().counters().graph_launches,
-                staged && value > 1 ? 1 : 0);
+                value > 1 ? 1 : 0);
     }
   }
   // Another Bind, another graph, of the same memory.
@@ -425,6 +430,12 @@ TEST_P(RefitGpuTest, RankThatDoesNotComeEndsTheFirstGraphUntilConnect) {
 
 TEST_P(RefitGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
   ExpectLateRankEndsTheRefitUntilConnect(Plan(), 4);
+}
+
+TEST(RelayGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  const PlanFile plan = RelayPlan({}).Open();
+  ExpectLateRankEndsTheRefitUntilConnect(plan, 4);
 }
 
 TEST_P(RefitGpuTest, MovedTensorEndsTheRefitUntilItIsBound) {

@@ -50,7 +50,11 @@ absl::StatusOr<std::unique_ptr<DeviceGraph>> RecordCudaGraph(
   }
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (!status.ok()) return status;
-  return std::make_unique<CudaGraph>(device, launched);
+  auto recorded = std::make_unique<CudaGraph>(device, launched);
+  // The first launch would do it otherwise.
+  status = CudaStatus(cudaGraphUpload(launched, captured), "cudaGraphUpload");
+  if (!status.ok()) return status;
+  return recorded;
 }
 
 }  // namespace refit
