@@ -1,7 +1,6 @@
 #include "bench/message_methods.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <set>
 #include <string>
@@ -10,39 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/measured_communicator.h"
+#include "bench/pattern.h"
 #include "bench/staged_messages.h"
 
 namespace refit {
 namespace {
-
-// Word `index` of what `rank` sends from.
-uint64_t PatternWord(int32_t rank, uint64_t index) {
-  uint64_t word = (static_cast<uint64_t>(rank) << 48) + index + 1;
-  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
-  return word ^ (word >> 27);
-}
-
-// Arenas are filled and read in parts of this size.
-constexpr uint64_t kPartBytes = uint64_t{1} << 24;
-
-// Of the part at `begin_byte`, a multiple of 8.
-void MakePattern(int32_t rank, uint64_t begin_byte,
-                 std::vector<uint64_t>& words) {
-  for (size_t i = 0; i < words.size(); ++i) {
-    words[i] = PatternWord(rank, begin_byte / 8 + i);
-  }
-}
-
-// Calls `body` with the begin and the size of each part of `size_bytes`.
-absl::Status ForEachPart(
-    uint64_t size_bytes,
-    const std::function<absl::Status(uint64_t, uint64_t)>& body) {
-  for (uint64_t begin = 0; begin < size_bytes; begin += kPartBytes) {
-    absl::Status status = body(begin, std::min(kPartBytes, size_bytes - begin));
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
 
 class MessageMethod : public TransferMethod {
  public:
@@ -92,18 +63,10 @@ class MessageMethod : public TransferMethod {
     status.Update(stream.status());
     if (!status.ok()) return status;
     stream_ = *std::move(stream);
-    std::vector<uint64_t> pattern(kPartBytes / 8);
-    const std::vector<std::byte> nothing(kPartBytes);
-    return ForEachPart(arena_bytes_, [&](uint64_t begin, uint64_t size_bytes) {
-      MakePattern(rank_, begin, pattern);
-      absl::Status copied = device_.Copy(
-          outgoing_ + begin, reinterpret_cast<std::byte*>(pattern.data()),
-          size_bytes, stream_->get());
-      copied.Update(device_.Copy(incoming_ + begin, nothing.data(), size_bytes,
-                                 stream_->get()));
-      copied.Update(device_.Synchronize(stream_->get()));
-      return copied;
-    });
+    status =
+        FillPattern(device_, stream_->get(), rank_, outgoing_, arena_bytes_);
+    status.Update(FillZeroes(device_, stream_->get(), incoming_, arena_bytes_));
+    return status;
   }
 
   std::string name() const override {
@@ -139,7 +102,9 @@ class MessageMethod : public TransferMethod {
     for (size_t r = rounds_.size(); r-- > 0;) {
       for (const StagedMessage& message : rounds_[r]) {
         if (message.is_send || Merge(message, later)) continue;
-        const absl::StatusOr<uint64_t> of_message = WrongBytes(message);
+        const absl::StatusOr<uint64_t> of_message = CountWrongBytes(
+            device_, stream_->get(), incoming_ + message.offset,
+            message.size_bytes, message.peer, message.peer_offset);
         if (!of_message.ok()) return of_message.status();
         wrong += *of_message;
       }
@@ -303,32 +268,6 @@ class MessageMethod : public TransferMethod {
     }
     ranges[begin] = end;
     return met;
-  }
-
-  absl::StatusOr<uint64_t> WrongBytes(const StagedMessage& message) {
-    const uint64_t part_bytes = std::min(kPartBytes, message.size_bytes);
-    std::vector<uint64_t> pattern((part_bytes + 7) / 8);
-    std::vector<std::byte> found(part_bytes);
-    uint64_t wrong = 0;
-    absl::Status status = ForEachPart(
-        message.size_bytes, [&](uint64_t begin, uint64_t size_bytes) {
-          absl::Status copied =
-              device_.Copy(found.data(), incoming_ + message.offset + begin,
-                           size_bytes, stream_->get());
-          copied.Update(device_.Synchronize(stream_->get()));
-          MakePattern(message.peer, message.peer_offset + begin, pattern);
-          const auto* const expected =
-              reinterpret_cast<const std::byte*>(pattern.data());
-          if (std::memcmp(found.data(), expected, size_bytes) == 0) {
-            return copied;
-          }
-          for (uint64_t i = 0; i < size_bytes; ++i) {
-            wrong += found[i] != expected[i];
-          }
-          return copied;
-        });
-    if (!status.ok()) return status;
-    return wrong;
   }
 
   const int32_t rank_;

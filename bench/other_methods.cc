@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "bench/gather_method.h"
 
 namespace refit {
 namespace {
@@ -60,10 +61,14 @@ absl::StatusOr<OtherMethods> FindOtherMethods(
       status = FindM2n(plan, one_rank, found);
     } else if (name == "messages") {
       status = FindMessages(plan, found);
+    } else if (name == "gather") {
+      status = CanGather(plan, found.nccl);
+      found.gather = status.ok();
     } else {
       status = absl::InvalidArgumentError(
           absl::StrCat("no method \"", name,
-                       "\"; wanted nccl_m2n, nccl_m2n_groups or messages"));
+                       "\"; wanted nccl_m2n, nccl_m2n_groups, messages "
+                       "or gather"));
     }
     if (!status.ok()) {
       return absl::Status(status.code(),

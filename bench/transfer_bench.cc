@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "bench/gather_method.h"
 #include "bench/m2n_method.h"
 #include "bench/message_methods.h"
 #include "bench/transfer_methods.h"
@@ -171,6 +172,15 @@ absl::Status MeasureOthers(
         if (!made.ok()) return made.status();
         if (absl::Status s = measure(**made); !s.ok()) return s;
       }
+    }
+  }
+  if (others.gather) {
+    for (const uint64_t mebibytes : {48, 96, 192, 384}) {
+      const Made made =
+          MakeGatherMethod(plan, rank.transport(), rank.device(), others.nccl,
+                           {.round_bytes = mebibytes << 20, .graph = true});
+      if (!made.ok()) return made.status();
+      if (absl::Status s = measure(**made); !s.ok()) return s;
     }
   }
   for (const bool groups : {false, true}) {
