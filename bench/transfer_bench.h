@@ -43,11 +43,13 @@ struct TransferOptions {
 struct TransferMeasurement {
   // The plan's first, then the plan with digests (RunOptions::check).
   std::vector<TransferRow> rows;
-  double run_host_seconds = 0;  // Executor::Run alone, slowest rank
-  double latency_seconds = 0;   // best Run and Wait, slowest rank
-  double checked_seconds = 0;   // the same of refits with a check
-  uint64_t extra_bytes = 0;     // GPU memory beside the tensors, worst rank
-  uint64_t wrong_elements = 0;  // after everything, by a last refit
+  double first_seconds = 0;       // Run and Wait after Bind, slowest rank
+  double first_host_seconds = 0;  // its Run alone, slowest rank
+  double run_host_seconds = 0;    // Executor::Run alone, slowest rank
+  double latency_seconds = 0;     // best Run and Wait, slowest rank
+  double checked_seconds = 0;     // the same of refits with a check
+  uint64_t extra_bytes = 0;       // GPU memory beside the tensors, worst rank
+  uint64_t wrong_elements = 0;    // after everything, by a last refit
 
   // Of that refit and of the methods that are checked.
   bool all_right() const;
