@@ -294,14 +294,27 @@ bool RankSchedule::Stages() const {
   });
 }
 
+size_t RankSchedule::DirectRoundsBetweenGpus() const {
+  return static_cast<size_t>(std::count_if(
+      rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+        return work.mechanism == fb::Mechanism::kDirect &&
+               work.route != fb::Route::kLocal;
+      }));
+}
+
 bool RankSchedule::GainsFromGraph() const {
-  size_t direct_rounds = 0;
-  for (const RoundWork& work : rounds_) {
-    if (work.mechanism != fb::Mechanism::kDirect) continue;
-    if (work.route == fb::Route::kLocal) return false;
-    ++direct_rounds;
-  }
-  return Stages() || direct_rounds >= kDirectRoundsOfGraph;
+  const bool shares_gpu =
+      std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+        return work.mechanism == fb::Mechanism::kDirect &&
+               work.route == fb::Route::kLocal;
+      });
+  return !shares_gpu &&
+         (Stages() || DirectRoundsBetweenGpus() >= kDirectRoundsOfGraph);
+}
+
+bool RankSchedule::MovesInBulk() const {
+  return quantizes_.empty() &&
+         DirectRoundsBetweenGpus() >= kDirectRoundsOfGraph;
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

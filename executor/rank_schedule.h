@@ -113,6 +113,10 @@ class RankSchedule {
   bool GainsFromGraph() const;
   // Fewer direct rounds take as few calls as a graph saves.
   static constexpr size_t kDirectRoundsOfGraph = 4;
+  // Whether its direct rounds are better moved by bulk copies: those of relays
+  // are, which are short and follow each other. What quantizes beside them needs
+  // multiprocessors of its own.
+  bool MovesInBulk() const;
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;
@@ -128,6 +132,7 @@ class RankSchedule {
                 uint64_t part_bytes);
   void AddRelays(const PlanFile& plan, int32_t rank);
   void AddQuantizes(const PlanFile& plan, int32_t rank);
+  size_t DirectRoundsBetweenGpus() const;
   // How many rounds of the rank come before round `index` of the plan.
   size_t WorksBefore(uint32_t index) const;
 

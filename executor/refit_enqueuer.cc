@@ -745,6 +745,7 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
   if (work.route != fb::Route::kLocal) {
     multiprocessors = direct_multiprocessors_ > 0 ? direct_multiprocessors_
                       : DigestsBesideRounds()     ? kBesideDigests
+                      : schedule_.MovesInBulk()   ? kAllInBulk
                                                   : 0;
   }
   const std::vector<size_t> batches =

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "refit/local_transport.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/executor/plan_builder.h"
 
 namespace refit {
 namespace {
@@ -128,6 +129,15 @@ TEST(DirectMultiprocessorsTest, WithoutANumberAllAreUsed) {
   world.Bind();
   EXPECT_EQ(world.Refit(device, 0), Bounds{0});
   EXPECT_EQ(world.Refit(device, 1), Bounds{1});
+}
+
+TEST(DirectMultiprocessorsTest, RelaysTakeAllInBulk) {
+  NotingDevice device;
+  const PlanFile plan = RelayPlan({.layers = 4}).Open();
+  NotedWorld world(plan, device);
+  world.Bind();
+  EXPECT_EQ(world.Refit(device, 0), Bounds{kAllInBulk});
+  EXPECT_EQ(world.Refit(device, 3), Bounds{3});
 }
 
 TEST(DirectMultiprocessorsTest, StagedRoundsAreNotBounded) {

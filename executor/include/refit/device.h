@@ -216,6 +216,8 @@ struct CopyBatch {
 // digests; and as many as digests take beside the rounds, half of them.
 inline constexpr uint32_t kBesideDigests = UINT32_MAX;
 inline constexpr uint32_t kBesideRounds = UINT32_MAX - 1;
+// Likewise: all, by bulk copies where a device has these.
+inline constexpr uint32_t kAllInBulk = UINT32_MAX - 2;
 
 // Batches prepared for a device. Enqueue allocates and checks nothing.
 class PreparedCopies {
