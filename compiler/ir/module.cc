@@ -1,5 +1,6 @@
 #include "compiler/ir/module.h"
 
+#include <cmath>
 #include <iterator>
 #include <numeric>
 
@@ -152,6 +153,20 @@ Module::DealtRound Module::DealtRoundOf(double others) const {
                                  kRelayedPerRound * kDealtMessageSeconds) <=
                        bytes / topology.network_bytes_per_second;
   return {.bytes = bytes, .messages = several ? kRelayedPerRound : 1};
+}
+
+int64_t Module::DealtTurnsOfRound(int64_t messages, double dealt_part) const {
+  int64_t turns = 1;
+  const auto needed = [&](int64_t count) {
+    return count + static_cast<int64_t>(
+                       std::ceil(static_cast<double>(count) * dealt_part));
+  };
+  // A rank receives each message, deals it out, and is dealt as many.
+  while (needed(turns + 1) <= messages &&
+         3 * (turns + 1) <= limits.operations_per_round) {
+    ++turns;
+  }
+  return turns;
 }
 
 double Module::RoundSeconds(Route route) const {

@@ -581,6 +581,9 @@ struct Module {
     int64_t messages = 1;
   };
   DealtRound DealtRoundOf(double others) const;
+  // How many messages a rank is sent in a round that has room for `messages`,
+  // if it deals out this part of them, and is dealt as many.
+  int64_t DealtTurnsOfRound(int64_t messages, double dealt_part) const;
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rails.h"
 #include "plan/plan_file.h"
 
 namespace refit {
@@ -80,20 +81,7 @@ double MostOf(const WaveLoad::BySide& load) {
 
 class Dealer {
  public:
-  explicit Dealer(Module& module) : module_(module) {
-    const int32_t sources = module.source_ranks();
-    std::map<int32_t, size_t> sources_of_host;
-    rails_.resize(static_cast<size_t>(sources), 0);
-    for (int32_t i = 0; i < module.world_size(); ++i) {
-      if (module.PartOf(Rank{i}) != 0) continue;
-      const int32_t host = module.topology.host[static_cast<size_t>(i)];
-      if (i < sources) {
-        rails_[static_cast<size_t>(i)] = sources_of_host[host]++;
-      } else {
-        members_[host].push_back(Rank{i});
-      }
-    }
-  }
+  explicit Dealer(Module& module) : module_(module), rails_(module) {}
 
   void Deal();
 
@@ -117,9 +105,8 @@ class Dealer {
   }
 
   Module& module_;
-  std::vector<size_t> rails_;  // by source, of those of the first part
-  std::map<int32_t, std::vector<Rank>> members_;  // destinations, by host
-  std::vector<bool> is_dealt_;                    // by transfer
+  const Rails rails_;
+  std::vector<bool> is_dealt_;  // by transfer
 };
 
 // What other hosts' sources send, unless it is relayed between hosts, or the
@@ -137,7 +124,7 @@ bool Dealer::CanDeal(const Transfer& transfer) const {
                      [&](const Relay& relay) {
                        return HostOf(relay.receiver) == host;
                      }) &&
-         static_cast<int32_t>(members_.at(host).size()) - 1 <=
+         static_cast<int32_t>(rails_.Members(host).size()) - 1 <=
              module_.limits.operations_per_round;
 }
 
@@ -170,7 +157,7 @@ ByHost Dealer::ListTransfers() const {
 
 void Dealer::DealHost(int32_t host,
                       const std::map<Rank, HostTransfers>& by_source) {
-  const std::vector<Rank>& members = members_.at(host);
+  const std::vector<Rank>& members = rails_.Members(host);
   int64_t total = 0;
   std::vector<int64_t> loads(members.size(), 0);
   for (const auto& [source, sent] : by_source) {
@@ -185,7 +172,7 @@ void Dealer::DealHost(int32_t host,
   for (const auto& [source, sent] : by_source) {
     if (sent.receivers.size() == 1) continue;
     // Of equal ones the next after the rail.
-    const size_t rail = rails_[IndexOf(source)];
+    const size_t rail = rails_.PlaceOf(source);
     size_t dealer = rail % members.size();
     if (static_cast<double>(loads[dealer] + sent.bytes) > share * kOverShare) {
       for (size_t i = 1; i < members.size(); ++i) {

@@ -9,6 +9,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rails.h"
 
 namespace refit {
 namespace {
@@ -22,6 +23,8 @@ constexpr double kGainBetweenHosts = 1.25;
 // Those of a part of what the busiest sources send cost few messages, but
 // rounds with them are less full.
 constexpr double kGainOfLeveling = 1.08;
+// Where hosts deal and rounds are fewer, too many of them wait for relays.
+constexpr double kRoundsToLevel = 40;
 // Of what the network brought, inside hosts: a few rounds after it.
 constexpr double kGainInsideHosts = 1.02;
 // A piece is cut into stripes when it is more than this part of what is handed
@@ -417,6 +420,31 @@ BroadcastsByReceivers LevelSources(const Module& module,
   return chosen;
 }
 
+// Leaves what each source sends the ranks on its rail. Those receive it in any
+// case where hosts deal, so that no rank has more sources.
+void KeepOnRails(const Module& module, BroadcastsByReceivers& broadcasts) {
+  const Rails rails(module);
+  for (auto& [receivers, of_receivers] : broadcasts) {
+    std::erase_if(of_receivers, [&](const Broadcast& broadcast) {
+      const absl::Span<const Rank> senders = broadcast.front()->senders;
+      return senders.size() > 1 ||
+             !std::all_of(
+                 broadcast.begin(), broadcast.end(), [&](const Group* group) {
+                   return group->members.size() == 1 &&
+                          group->members.front() ==
+                              rails.Opposite(senders.front(), group->host);
+                 });
+    });
+  }
+  std::erase_if(broadcasts, [](const auto& of) { return of.second.empty(); });
+}
+
+// What a dealer is sent in one round, about: it is dealt as much.
+double RoundBytesOfDealers(const Module& module) {
+  return static_cast<double>(module.limits.staging_bytes) /
+         module.limits.slots / 2;
+}
+
 // What hosts pass on to each other.
 struct BetweenHosts {
   BroadcastsByReceivers broadcasts;
@@ -460,10 +488,14 @@ BetweenHosts ChooseBetweenHosts(const Module& module,
     }
   }
   relay(relays);
-  // Dealers' rounds have no room for relays between hosts.
-  if (module.limits.deals) return {};
-  BroadcastsByReceivers leveled =
-      LevelSources(module, ListBroadcasts(groups), relays ? inside : none);
+  const NetworkLoad& load = relays ? inside : none;
+  if (module.limits.deals &&
+      load.received < RoundBytesOfDealers(module) * kRoundsToLevel) {
+    return {};
+  }
+  BroadcastsByReceivers broadcasts = ListBroadcasts(groups);
+  if (module.limits.deals) KeepOnRails(module, broadcasts);
+  BroadcastsByReceivers leveled = LevelSources(module, broadcasts, load);
   if (SecondsFor(module, LoadOf(module, groups, leveled)) * kGainOfLeveling <=
       seconds) {
     return {.broadcasts = std::move(leveled), .whole = true};

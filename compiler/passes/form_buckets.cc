@@ -28,6 +28,11 @@ constexpr int64_t kAlikeMost = 8;
 // more than this.
 constexpr int64_t kFinerMost = 4;
 constexpr double kFinerGain = 0.995;
+// Where whole hosts are dealt all that they are sent the plan would grow more.
+constexpr int64_t kFinerMostOfHosts = 2;
+// Relays between hosts are few if they are less than this part of what hosts
+// are dealt.
+constexpr double kRelaysBeside = 0.5;
 
 // One message's contents while it is filled.
 struct Bucket {
@@ -259,6 +264,12 @@ class MessageBuilder {
   void BuildDirect(int32_t wave, const std::vector<Stream>& streams);
   void BuildStaged(int32_t wave, const std::vector<Stream>& streams);
   DealtLoad LoadOf(absl::Span<const std::vector<DealtStream>> waves) const;
+  // What the busiest rank's messages take in turns, those of its pairs alike.
+  // `others`: to how many each is dealt out, in the mean.
+  double SecondsInTurns(const std::vector<WaveStreams>& waves,
+                        int64_t bucket_bytes, double others) const;
+  int64_t HostBucketBytes(const std::vector<WaveStreams>& waves) const;
+  bool RelaysBesideDealt(const std::vector<WaveStreams>& waves) const;
   int64_t DealtBucketBytes() const;
   int64_t LastDealtBytes() const;
   void BuildDealt(int32_t wave);
@@ -278,6 +289,8 @@ class MessageBuilder {
   int64_t network_bucket_bytes_ = 0;
   int64_t dealt_bucket_bytes_ = 0;
   int64_t last_dealt_bytes_ = 0;  // of the last wave
+  // Hosts relay little of what they are dealt: in messages of the same size.
+  bool relays_beside_dealt_ = false;
   // By size and pieces.
   absl::node_hash_map<PackKey, PackedPieces, PackKeyHash, PackKeyEqual> packed_;
   // By rank: the messages that bring it what the stream at hand moves. Those of
@@ -491,13 +504,93 @@ DealtLoad MessageBuilder::LoadOf(
   return load;
 }
 
+double MessageBuilder::SecondsInTurns(const std::vector<WaveStreams>& waves,
+                                      int64_t bucket_bytes,
+                                      double others) const {
+  std::array<std::vector<int64_t>, 2> counts;  // sent and received, by rank
+  for (auto& of : counts) of.resize(static_cast<size_t>(module_.world_size()));
+  int64_t turns = 1;
+  const auto add = [&](Rank source, Rank destination, int64_t bytes) {
+    const int64_t count = (bytes + bucket_bytes - 1) / bucket_bytes;
+    for (int64_t* of :
+         {&counts[0][IndexOf(source)], &counts[1][IndexOf(destination)]}) {
+      *of += count;
+      turns = std::max(turns, *of);
+    }
+  };
+  for (const std::vector<DealtStream>& streams : dealt_) {
+    for (const DealtStream& stream : streams) {
+      // In no turn: what is dealt to several.
+      if (stream.Others() > 1) continue;
+      add(stream.deal->source, stream.deal->dealer, BytesOf(stream.pieces));
+    }
+  }
+  for (const WaveStreams& of_wave : waves) {
+    for (const Stream& stream :
+         of_wave[static_cast<size_t>(Mechanism::kStaged)]) {
+      if (stream.route != Route::kNetwork) continue;
+      const int64_t bytes = BytesOf(stream.pieces);
+      add(stream.source, stream.receiver, bytes);
+      for (const Relay& relay : stream.relays) {
+        add(relay.sender, relay.receiver, bytes);
+      }
+    }
+  }
+  const Limits& limits = module_.limits;
+  const int64_t together = module_.DealtTurnsOfRound(
+      limits.staging_bytes / limits.slots / bucket_bytes, others);
+  const int64_t rounds = (turns + together - 1) / together;
+  return static_cast<double>(turns) * static_cast<double>(bucket_bytes) /
+             module_.topology.network_bytes_per_second +
+         static_cast<double>(rounds) * kStagedRoundSeconds;
+}
+
+bool MessageBuilder::RelaysBesideDealt(
+    const std::vector<WaveStreams>& waves) const {
+  if (!module_.limits.deals) return false;
+  double relayed = 0;
+  for (const WaveStreams& of_wave : waves) {
+    for (const Stream& stream :
+         of_wave[static_cast<size_t>(Mechanism::kStaged)]) {
+      if (stream.route != Route::kNetwork) continue;
+      relayed += static_cast<double>(BytesOf(stream.pieces)) *
+                 static_cast<double>(stream.relays.size());
+    }
+  }
+  return relayed < LoadOf(dealt_).received * kRelaysBeside;
+}
+
+// Of what whole hosts are dealt. A turn takes as long as its largest message,
+// so that a size is good which streams of all sizes fill.
+int64_t MessageBuilder::HostBucketBytes(
+    const std::vector<WaveStreams>& waves) const {
+  const DealtLoad load = LoadOf(dealt_);
+  const int64_t most = network_bucket_bytes_;
+  const int64_t count = (load.largest + most - 1) / most;
+  int64_t best = std::min(most, EvenBytes(load.largest, count));
+  // What is dealt to several is in no turn.
+  if (load.received == 0 || load.Others() > 1 || count > kAlikeMost) {
+    return best;
+  }
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t n = count; n <= count * kFinerMostOfHosts; ++n) {
+    const int64_t bytes =
+        std::min(most, EvenBytes(load.largest, n, kAlikeDivisor));
+    const double seconds = SecondsInTurns(waves, bytes, load.Others());
+    if (seconds >= least * kFinerGain) continue;
+    least = seconds;
+    best = bytes;
+  }
+  return best;
+}
+
 // Where a pair needs several messages all have as many, so that they are alike.
 // Of what receivers relay, one or two fit into a round of a rank, beside what
 // they are dealt meanwhile.
 int64_t MessageBuilder::DealtBucketBytes() const {
   const DealtLoad load = LoadOf(dealt_);
   int64_t most = network_bucket_bytes_;
-  if (!module_.limits.deals && load.received > 0) {
+  if (load.received > 0) {
     const Module::DealtRound round = module_.DealtRoundOf(load.Others());
     most = std::clamp<int64_t>(
         static_cast<int64_t>(round.bytes) / round.messages /
@@ -506,7 +599,7 @@ int64_t MessageBuilder::DealtBucketBytes() const {
         round.messages > 1 ? most : module_.limits.bucket_bytes);
   }
   const int64_t count = (load.largest + most - 1) / most;
-  if (module_.limits.deals || load.received == 0 || count > kAlikeMost) {
+  if (load.received == 0 || count > kAlikeMost) {
     return std::min(most, EvenBytes(load.largest, count));
   }
   // More of them may fill rounds better.
@@ -561,9 +654,7 @@ void MessageBuilder::BuildDealt(int32_t wave) {
   const int64_t bucket_bytes =
       wave + 1 == module_.waves ? last_dealt_bytes_ : dealt_bucket_bytes_;
   for (const DealtStream& stream : dealt_[static_cast<size_t>(wave)]) {
-    const PackedPieces& packed = module_.limits.deals
-                                     ? PackEvenly(stream.pieces, bucket_bytes)
-                                     : PackAlike(stream.pieces, bucket_bytes);
+    const PackedPieces& packed = PackAlike(stream.pieces, bucket_bytes);
     const size_t count = packed.contents.size();
     const size_t dealt = module_.messages.size();
     for (size_t i = 0; i < count; ++i) {
@@ -640,9 +731,11 @@ void MessageBuilder::BuildStaged(int32_t wave,
         feeds_[IndexOf(receiver)] = {};  // not formed yet
         pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
       } else {
-        const PackedPieces& packed = PackEvenly(
-            stream.pieces,
-            stream.route == Route::kPeer ? peer_bytes : network_bytes);
+        const PackedPieces& packed =
+            stream.route == Route::kPeer ? PackEvenly(stream.pieces, peer_bytes)
+            : relays_beside_dealt_
+                ? PackAlike(stream.pieces, dealt_bucket_bytes_)
+                : PackEvenly(stream.pieces, network_bytes);
         Send(source, receiver, packed, {.wave = wave, .fed_by = {}});
         for (const Relay& relay : stream.relays) {
           if (!module_.IsStaged(relay)) continue;
@@ -815,7 +908,9 @@ void MessageBuilder::Build() {
   CheckCount(streams);
   if (!options_.diagnostics.ok()) return;
   network_bucket_bytes_ = NetworkBucketBytes(streams);
-  dealt_bucket_bytes_ = DealtBucketBytes();
+  relays_beside_dealt_ = RelaysBesideDealt(streams);
+  dealt_bucket_bytes_ =
+      module_.limits.deals ? HostBucketBytes(streams) : DealtBucketBytes();
   last_dealt_bytes_ =
       module_.limits.deals ? dealt_bucket_bytes_ : LastDealtBytes();
   for (int32_t wave = 0; wave < module_.waves; ++wave) {

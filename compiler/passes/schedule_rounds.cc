@@ -24,6 +24,9 @@ constexpr int32_t kRelayRounds = 2;
 constexpr double kFewRelays = 0.5;
 constexpr double kRelaysAhead = 1.15;
 
+// What ranks pack may lie apart if it takes no more than this part of staging.
+constexpr int64_t kPackedPart = 4;
+
 // A relay looks for room in so many of the last rounds. Earlier ones are full
 // at one of its ends or the other, and to look at all of them for each message
 // takes long in plans of many small ones.
@@ -34,6 +37,7 @@ enum Direction : uint8_t { kSends = 0, kReceives = 1 };
 // What one rank has in one round so far.
 struct RankRound {
   int64_t staging_bytes = 0;
+  int64_t packed_bytes = 0;           // of what lies apart
   std::array<int64_t, 2> bytes = {};  // by direction; not what is dealt out
   int32_t operations = 0;
 };
@@ -51,16 +55,25 @@ struct StagingOffsets {
   int64_t destination = 0;
 };
 
+// How a rank's staging is divided.
+struct StagingShape {
+  int32_t turns = 0;  // how many consecutive rounds share none of it
+  // Most that a destination packs for one round if that lies apart: behind what
+  // it receives, for `slots` rounds. 0: it lies beside what it receives.
+  int64_t packed_bytes = 0;
+};
+
 // First-fit of messages into rounds.
 class Scheduler {
  public:
-  // `turns`: how many consecutive rounds share no staging.
-  Scheduler(const Limits& limits, int32_t turns, int32_t world_size)
-      : limits_(limits),
-        turns_(turns),
-        round_bytes_max_(limits.staging_bytes / turns / kStagingAlignmentBytes *
-                         kStagingAlignmentBytes),
-        ranks_(static_cast<size_t>(world_size)) {}
+  Scheduler(const Module& module, const StagingShape& shape)
+      : limits_(module.limits),
+        shape_(shape),
+        source_ranks_(static_cast<size_t>(module.source_ranks())),
+        round_bytes_max_(
+            (limits_.staging_bytes - shape.packed_bytes * limits_.slots) /
+            shape.turns / kStagingAlignmentBytes * kStagingAlignmentBytes),
+        ranks_(static_cast<size_t>(module.world_size())) {}
 
   // What is placed next goes into rounds after all rounds so far. With
   // `beside_dealt` it may begin in the last one, if that has nothing but what
@@ -78,12 +91,18 @@ class Scheduler {
   // not before `not_before`.
   void PlaceDealt(Message& message, absl::Span<Message> dealt_by,
                   int32_t not_before = 0);
+  // Whether it could do so in that round.
+  bool FitsDealt(const Message& message, absl::Span<const Message> dealt_by,
+                 int32_t round);
   // `messages` are the next rounds, one for each `pipeline_round`: they need
   // neither staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
   int32_t round_count() const { return round_count_; }
   int32_t first_round() const { return first_round_; }
   int64_t round_bytes_max() const { return round_bytes_max_; }
+  bool PacksApart(Rank rank) const {
+    return shape_.packed_bytes > 0 && IndexOf(rank) >= source_ranks_;
+  }
 
   // Turns offsets within a round's staging into offsets within the rank's
   // arena. `in_round`, if there are any, replace those in which messages were
@@ -100,7 +119,8 @@ class Scheduler {
   struct RankState {
     std::vector<RankRound> rounds;
     std::array<std::array<OpenRounds, kSizeClasses>, 2> open;  // by direction
-    int64_t round_bytes = 0;  // the most staging of one round
+    int64_t round_bytes = 0;   // the most staging of one round
+    int64_t packed_bytes = 0;  // the most that lies apart
   };
 
   OpenRounds& OpenOf(Rank rank, Direction direction, int64_t size_bytes) {
@@ -116,10 +136,14 @@ class Scheduler {
     return at.operations < limits_.operations_per_round &&
            at.staging_bytes + size_bytes <= round_bytes_max_;
   }
-  bool Fits(const RankRound& at, Direction direction,
+  bool Fits(Rank rank, const RankRound& at, Direction direction,
             int64_t size_bytes) const {
-    return HasRoom(at, size_bytes) &&
-           at.bytes[direction] + size_bytes <= direction_bytes_max_;
+    const bool room =
+        direction == kSends && PacksApart(rank)
+            ? at.operations < limits_.operations_per_round &&
+                  at.packed_bytes + size_bytes <= shape_.packed_bytes
+            : HasRoom(at, size_bytes);
+    return room && at.bytes[direction] + size_bytes <= direction_bytes_max_;
   }
   // The first round in which the rank may have room. Rounds only fill up, so
   // what was found full is never looked at again.
@@ -130,7 +154,8 @@ class Scheduler {
   void PlaceAt(Message& message, int32_t round);
 
   const Limits& limits_;
-  const int32_t turns_;
+  const StagingShape shape_;
+  const size_t source_ranks_;
   int64_t round_bytes_max_;
   int64_t direction_bytes_max_ = 0;
   int32_t first_round_ = 0;
@@ -159,7 +184,7 @@ int32_t Scheduler::FirstOpen(Rank rank, Direction direction,
   const std::vector<RankRound>& rounds = ranks_[IndexOf(rank)].rounds;
   OpenRounds& open = OpenOf(rank, direction, size_bytes);
   while (open.first < static_cast<int32_t>(rounds.size()) &&
-         !Fits(rounds[static_cast<size_t>(open.first)], direction,
+         !Fits(rank, rounds[static_cast<size_t>(open.first)], direction,
                open.smallest_bytes)) {
     ++open.first;
   }
@@ -170,13 +195,16 @@ int64_t Scheduler::Take(Rank rank, Direction direction,
                         const Message& message) {
   RankState& state = ranks_[IndexOf(rank)];
   RankRound& at = At(rank, message.round);
-  const int64_t offset = at.staging_bytes;
-  at.staging_bytes += AlignStaging(message.size_bytes);
+  const bool apart = direction == kSends && PacksApart(rank);
+  int64_t& end = apart ? at.packed_bytes : at.staging_bytes;
+  int64_t& most = apart ? state.packed_bytes : state.round_bytes;
+  const int64_t offset = end;
+  end += AlignStaging(message.size_bytes);
   if (!message.is_held) {
     at.bytes[direction] += AlignStaging(message.size_bytes);
   }
   at.operations += 1;
-  state.round_bytes = std::max(state.round_bytes, at.staging_bytes);
+  most = std::max(most, end);
   return offset;
 }
 
@@ -186,16 +214,16 @@ void Scheduler::Place(Message& message, int32_t not_before) {
       std::max({not_before, FirstOpen(message.source, kSends, bytes),
                 FirstOpen(message.destination, kReceives, bytes)});
   // No round that a rank does not have yet is full.
-  const std::vector<RankRound>& sends = ranks_[IndexOf(message.source)].rounds;
-  const std::vector<RankRound>& receives =
-      ranks_[IndexOf(message.destination)].rounds;
-  const auto fits = [&](const std::vector<RankRound>& rounds,
-                        Direction direction) {
+  const auto fits = [&](Rank rank, Direction direction) {
+    const std::vector<RankRound>& rounds = ranks_[IndexOf(rank)].rounds;
     const auto index = static_cast<size_t>(round);
-    return index < rounds.size() ? Fits(rounds[index], direction, bytes)
-                                 : Fits(RankRound(), direction, bytes);
+    return Fits(rank, index < rounds.size() ? rounds[index] : RankRound(),
+                direction, bytes);
   };
-  while (!fits(sends, kSends) || !fits(receives, kReceives)) ++round;
+  while (!fits(message.source, kSends) ||
+         !fits(message.destination, kReceives)) {
+    ++round;
+  }
   PlaceAt(message, round);
 }
 
@@ -212,27 +240,29 @@ void Scheduler::PlaceAt(Message& message, int32_t round) {
   if (!message.is_held) not_dealt_end_ = std::max(not_dealt_end_, round + 1);
 }
 
+bool Scheduler::FitsDealt(const Message& message,
+                          absl::Span<const Message> dealt_by, int32_t round) {
+  const int64_t bytes = message.size_bytes;
+  const Rank dealer = message.destination;
+  if (!Fits(message.source, At(message.source, round), kSends, bytes) ||
+      !Fits(dealer, At(dealer, round), kReceives, bytes) ||
+      At(dealer, round + 1).operations + static_cast<int32_t>(dealt_by.size()) >
+          limits_.operations_per_round) {
+    return false;
+  }
+  return std::all_of(dealt_by.begin(), dealt_by.end(),
+                     [&](const Message& held) {
+                       return HasRoom(At(held.destination, round + 1), bytes);
+                     });
+}
+
 void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by,
                            int32_t not_before) {
   const int64_t bytes = message.size_bytes;
-  const Rank dealer = message.destination;
-  const auto fits = [&](int32_t round) {
-    if (!Fits(At(message.source, round), kSends, bytes) ||
-        !Fits(At(dealer, round), kReceives, bytes) ||
-        At(dealer, round + 1).operations +
-                static_cast<int32_t>(dealt_by.size()) >
-            limits_.operations_per_round) {
-      return false;
-    }
-    return std::all_of(dealt_by.begin(), dealt_by.end(),
-                       [&](const Message& held) {
-                         return HasRoom(At(held.destination, round + 1), bytes);
-                       });
-  };
   int32_t round =
       std::max({not_before, FirstOpen(message.source, kSends, bytes),
-                FirstOpen(dealer, kReceives, bytes)});
-  while (!fits(round)) ++round;
+                FirstOpen(message.destination, kReceives, bytes)});
+  while (!FitsDealt(message, dealt_by, round)) ++round;
   PlaceAt(message, round);
   for (Message& held : dealt_by) PlaceAt(held, round + 1);
 }
@@ -256,13 +286,17 @@ void Scheduler::AssignStaging(const std::vector<StagingOffsets>& in_round,
       message.source_staging_offset = offsets.source;
       message.destination_staging_offset = offsets.destination;
     }
-    const int64_t turn = message.round % turns_;
+    const int64_t turn = message.round % shape_.turns;
+    const RankState& source = ranks_[IndexOf(message.source)];
     if (message.is_held) {
       message.source_staging_offset =
           messages[message.fed_by.begin].destination_staging_offset;
-    } else {
+    } else if (PacksApart(message.source)) {
       message.source_staging_offset +=
-          turn * ranks_[IndexOf(message.source)].round_bytes;
+          shape_.turns * source.round_bytes +
+          message.round % limits_.slots * source.packed_bytes;
+    } else {
+      message.source_staging_offset += turn * source.round_bytes;
     }
     message.destination_staging_offset +=
         turn * ranks_[IndexOf(message.destination)].round_bytes;
@@ -304,7 +338,8 @@ std::vector<PlacedMessage> PlacesInOrder(const Module& module) {
 // By message: the offsets that follow from the order of programs, so that the
 // file need not say them. What is held lies where it came.
 std::vector<StagingOffsets> OffsetsInOrder(
-    const Module& module, const std::vector<PlacedMessage>& places) {
+    const Module& module, const Scheduler& scheduler,
+    const std::vector<PlacedMessage>& places) {
   // Apart from the messages, which are large and not in this order.
   constexpr int64_t kHeld = -1;
   std::vector<StagingOffsets> offsets(module.messages.size());
@@ -314,23 +349,27 @@ std::vector<StagingOffsets> OffsetsInOrder(
     if (module.messages[i].is_held) offsets[i].source = kHeld;
   }
   std::vector<int64_t> next(static_cast<size_t>(module.world_size()));
-  const auto take = [&](Rank rank, const PlacedMessage& place) {
-    int64_t& end = next[IndexOf(rank)];
+  std::vector<int64_t> next_apart = next;
+  const auto take = [&](Rank rank, const PlacedMessage& place, bool apart) {
+    int64_t& end = (apart ? next_apart : next)[IndexOf(rank)];
     return std::exchange(end, end + sizes[place.number]);
   };
   for (size_t begin = 0, end = 0; begin < places.size(); begin = end) {
     while (end < places.size() && places[end].round == places[begin].round) {
       next[IndexOf(places[end].source)] = 0;
+      next_apart[IndexOf(places[end].source)] = 0;
       next[IndexOf(places[end].destination)] = 0;
       ++end;
     }
     for (size_t i = begin; i < end; ++i) {
       offsets[places[i].number].destination =
-          take(places[i].destination, places[i]);
+          take(places[i].destination, places[i], /*apart=*/false);
     }
     for (size_t i = begin; i < end; ++i) {
+      const Rank rank = places[i].source;
       int64_t& source = offsets[places[i].number].source;
-      if (source != kHeld) source = take(places[i].source, places[i]);
+      if (source == kHeld) continue;
+      source = take(rank, places[i], scheduler.PacksApart(rank));
     }
   }
   return offsets;
@@ -522,6 +561,186 @@ void PlaceInTurns(Module& module, const std::vector<Message*>& messages,
   PlaceInOrder(module, others, scheduler);
 }
 
+// What whole hosts are dealt. Large messages go in turns: in each a pair takes
+// what is passed on first, so that relays have their part early, or a message
+// for the receiver that is dealt least in the round. What has no room in the
+// round of its turn comes after all turns, and so do small messages.
+class HostTurns {
+ public:
+  HostTurns(Module& module, const std::vector<bool>& passed_on,
+            Scheduler& scheduler)
+      : module_(module), passed_on_(passed_on), scheduler_(scheduler) {}
+
+  // `dealt_part`: of what ranks receive, so much is dealt out.
+  void Place(const std::vector<Message*>& messages, double dealt_part);
+
+ private:
+  using Ends = std::pair<Rank, Rank>;
+  struct Pair {
+    std::vector<Message*> first;  // relays, or what they pass on; in order
+    size_t taken = 0;             // of `first`
+    std::vector<std::pair<Rank, std::vector<Message*>>> rest;  // by receiver
+  };
+
+  void Add(Message* message, Pair& pair);
+  // The turns, those with few relays first: relays wait for what feeds them.
+  std::vector<std::vector<size_t>> OrderTurns(
+      absl::Span<const Ends> ends, absl::Span<const size_t> pairs) const;
+  bool Fits(const Message& message, int32_t round);
+  // Takes a message out of the pair; first it looks for one that fits.
+  Message* Next(Pair& pair, int32_t round);
+  void PlaceOne(Message& message, int32_t not_before);
+  // Wherever there is room.
+  void PlaceRest(std::vector<Message*>& messages);
+
+  Module& module_;
+  const std::vector<bool>& passed_on_;  // by message
+  Scheduler& scheduler_;
+  std::vector<Pair> pairs_;
+  absl::flat_hash_map<Rank, int32_t> dealt_;  // messages of the round
+};
+
+void HostTurns::Add(Message* message, Pair& pair) {
+  if (FedBy(module_, *message) != nullptr ||
+      passed_on_[static_cast<size_t>(message - module_.messages.data())]) {
+    pair.first.push_back(message);
+    return;
+  }
+  const Rank receiver = ReceiverOf(module_, *message);
+  auto of_receiver =
+      std::find_if(pair.rest.begin(), pair.rest.end(),
+                   [&](const auto& of) { return of.first == receiver; });
+  if (of_receiver == pair.rest.end()) {
+    of_receiver =
+        pair.rest.emplace(pair.rest.end(), receiver, std::vector<Message*>());
+  }
+  of_receiver->second.push_back(message);
+}
+
+std::vector<std::vector<size_t>> HostTurns::OrderTurns(
+    absl::Span<const Ends> ends, absl::Span<const size_t> pairs) const {
+  struct Turn {
+    std::vector<size_t> pairs;
+    int32_t relays = 0;
+  };
+  std::vector<Turn> turns;
+  const std::vector<int32_t> numbers = TurnsOf(ends);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const auto number = static_cast<size_t>(numbers[i]);
+    if (turns.size() <= number) turns.resize(number + 1);
+    turns[number].pairs.push_back(pairs[i]);
+    if (module_.IsRelay(ends[i].first)) ++turns[number].relays;
+  }
+  std::stable_sort(
+      turns.begin(), turns.end(),
+      [](const Turn& a, const Turn& b) { return a.relays < b.relays; });
+  std::vector<std::vector<size_t>> order;
+  for (Turn& turn : turns) order.push_back(std::move(turn.pairs));
+  return order;
+}
+
+bool HostTurns::Fits(const Message& message, int32_t round) {
+  if (const Message* fed_by = FedBy(module_, message);
+      fed_by != nullptr &&
+      (fed_by->round < 0 || fed_by->round + kRelayRounds > round)) {
+    return false;
+  }
+  return scheduler_.FitsDealt(message, DealtBy(module_, message), round);
+}
+
+Message* HostTurns::Next(Pair& pair, int32_t round) {
+  if (pair.taken < pair.first.size()) return pair.first[pair.taken++];
+  std::sort(
+      pair.rest.begin(), pair.rest.end(), [&](const auto& a, const auto& b) {
+        return std::tuple(dealt_[a.first], -std::ssize(a.second), a.first) <
+               std::tuple(dealt_[b.first], -std::ssize(b.second), b.first);
+      });
+  auto best = std::find_if(
+      pair.rest.begin(), pair.rest.end(),
+      [&](const auto& of) { return Fits(*of.second.back(), round); });
+  if (best == pair.rest.end()) best = pair.rest.begin();
+  Message* message = best->second.back();
+  best->second.pop_back();
+  if (best->second.empty()) pair.rest.erase(best);
+  return message;
+}
+
+void HostTurns::PlaceOne(Message& message, int32_t not_before) {
+  if (message.dealt_by.count == 0) {
+    scheduler_.Place(message, not_before);
+  } else {
+    scheduler_.PlaceDealt(message, DealtBy(module_, message), not_before);
+  }
+}
+
+void HostTurns::PlaceRest(std::vector<Message*>& messages) {
+  const auto relays = std::stable_partition(
+      messages.begin(), messages.end(), [&](const Message* message) {
+        return FedBy(module_, *message) == nullptr;
+      });
+  for (auto it = messages.begin(); it != relays; ++it) PlaceOne(**it, 0);
+  for (auto it = relays; it != messages.end(); ++it) {
+    PlaceOne(**it, FedBy(module_, **it)->round + kRelayRounds);
+  }
+}
+
+void HostTurns::Place(const std::vector<Message*>& messages,
+                      double dealt_part) {
+  int64_t most = 1;
+  for (const Message* message : messages) {
+    most = std::max(most, AlignStaging(message->size_bytes));
+  }
+  std::vector<Message*> late, small;
+  std::vector<Ends> ends;
+  std::vector<size_t> pairs;  // by `ends`
+  absl::flat_hash_map<Ends, size_t> numbers;
+  for (Message* message : messages) {
+    if (message->dealt_by.count > 1 || message->size_bytes <= most / 2) {
+      small.push_back(message);
+      continue;
+    }
+    ends.emplace_back(message->source, message->destination);
+    pairs.push_back(
+        numbers.try_emplace(ends.back(), pairs_.size()).first->second);
+    pairs_.resize(numbers.size());
+    Add(message, pairs_[pairs.back()]);
+  }
+  // What fits into one round is not cut into two.
+  const int64_t busiest = BusiestBytes(module_, messages);
+  const bool one_round = static_cast<double>(busiest) * (1 + dealt_part) <=
+                         static_cast<double>(scheduler_.round_bytes_max());
+  const int64_t together =
+      one_round ? std::ssize(messages)
+                : module_.DealtTurnsOfRound(scheduler_.round_bytes_max() / most,
+                                            dealt_part);
+  scheduler_.StartMessages(messages, one_round ? busiest : together * most);
+  int32_t round = scheduler_.first_round();
+  int64_t in_round = 0;
+  for (const std::vector<size_t>& turn : OrderTurns(ends, pairs)) {
+    if (in_round++ == together) {
+      ++round;
+      in_round = 1;
+      dealt_.clear();
+    }
+    for (const size_t pair : turn) {
+      Message* message = Next(pairs_[pair], round);
+      if (!Fits(*message, round)) {
+        late.push_back(message);
+        continue;
+      }
+      ++dealt_[ReceiverOf(module_, *message)];
+      PlaceOne(*message, round);
+    }
+  }
+  PlaceRest(late);
+  // Rounds that small messages make longer are better than more of them.
+  const auto room = static_cast<int64_t>(
+      static_cast<double>(scheduler_.round_bytes_max()) / (1 + dealt_part));
+  scheduler_.StartMessages(
+      small, one_round ? busiest : std::max(together * most, room));
+  PlaceRest(small);
+}
+
 // Those that are passed on come first, so that relays have their part early;
 // then the relays, in the order in which their contents arrive; what nobody
 // passes on fills the room that is left.
@@ -566,8 +785,14 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
   // for its part of both, else senders would wait for receivers.
   const double room = static_cast<double>(scheduler.round_bytes_max()) /
                       (1 + (relayed + dealt) / received);
+  const bool few_relays = relayed < received * kFewRelays;
+  if (deals && module.limits.deals && few_relays) {
+    scheduler.StartRoute(beside_dealt);
+    HostTurns(module, passed_on, scheduler).Place(messages, dealt / received);
+    return;
+  }
   int64_t each_way = largest * relayed_per_round;
-  if (relayed < received * kFewRelays) {
+  if (few_relays) {
     each_way = std::max(
         each_way,
         static_cast<int64_t>(room * relayed / received * kRelaysAhead));
@@ -721,16 +946,26 @@ void SetWindows(Module& module) {
 }
 
 // Where ranks deal out, what came in one round leaves in the next. So a rank
-// that also packs in the one after that does so elsewhere.
-int32_t TurnsOf(const Module& module) {
-  const bool packs =
-      std::any_of(module.messages.begin(), module.messages.end(),
-                  [&](const Message& message) {
-                    return module.IsRelay(message.source) && !message.is_held &&
-                           message.mechanism == Mechanism::kStaged;
-                  });
+// that also packs in the one after that does so elsewhere. Where hosts are
+// dealt all that they are sent, it packs little: that lies apart.
+StagingShape StagingShapeOf(const Module& module) {
   const int32_t slots = module.limits.slots;
-  return module.deals.empty() ? slots : std::max(packs ? slots + 1 : slots, 2);
+  if (module.deals.empty()) return {.turns = slots};
+  int64_t largest = 0;
+  for (const Message& message : module.messages) {
+    if (module.IsRelay(message.source) && !message.is_held &&
+        message.mechanism == Mechanism::kStaged) {
+      largest = std::max(largest, AlignStaging(message.size_bytes));
+    }
+  }
+  if (largest == 0) return {.turns = std::max(slots, 2)};
+  const int64_t packed =
+      largest * StagedRoundOf(Route::kNetwork).relayed_messages;
+  if (module.limits.deals &&
+      packed * slots <= module.limits.staging_bytes / kPackedPart) {
+    return {.turns = std::max(slots, 2), .packed_bytes = packed};
+  }
+  return {.turns = std::max(slots + 1, 2)};
 }
 
 // What ranks store inside their host of what the network brought waits for the
@@ -753,7 +988,7 @@ void DeferStores(Module& module) {
 
 absl::Status ScheduleRounds(const PassOptions&, Module& module) {
   DeferStores(module);
-  Scheduler scheduler(module.limits, TurnsOf(module), module.world_size());
+  Scheduler scheduler(module, StagingShapeOf(module));
   std::vector<std::vector<Message*>> waves(static_cast<size_t>(module.waves));
   for (Message& message : module.messages) {
     waves[static_cast<size_t>(message.wave)].push_back(&message);
@@ -765,8 +1000,9 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
               scheduler);
   }
   const std::vector<PlacedMessage> places = PlacesInOrder(module);
-  scheduler.AssignStaging(module.is_compact ? OffsetsInOrder(module, places)
-                                            : std::vector<StagingOffsets>(),
+  scheduler.AssignStaging(module.is_compact
+                              ? OffsetsInOrder(module, scheduler, places)
+                              : std::vector<StagingOffsets>(),
                           module.messages);
   module.message_order.reserve(places.size());
   for (const PlacedMessage& place : places) {

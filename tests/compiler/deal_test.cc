@@ -3,13 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <set>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/ir/module.h"
+#include "compiler/simulated_seconds.h"
 #include "plan/network_peers.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
@@ -297,6 +301,105 @@ TEST(DealTest, RelaysGoAfterTheNetworkWhereStagingIsSmall) {
 // The last ones are dealt out alone.
 TEST(DealTest, RelaysTakeTwoRoundsAtLeast) {
   EXPECT_GE(OpenJob(RelayedJob("relays")).body().rounds()->size(), 3u);
+}
+
+// 28 of 32 sources hold seven rows each. Each of eight engines of four ranks
+// wants all: a source sends 56 rows, and a rank is sent 49.
+constexpr int64_t kLongRowBytes = int64_t{16384} * 2;
+constexpr double kLongNetwork = 1e7;
+PlanFile OpenLongStages(int64_t staging_bytes) {
+  return OpenJob(GenericJob(
+      R"({"name": "w", "shape": [196, 16384], "dtype": "bf16"})",
+      GenericSide(32, "Shard(0)"),
+      R"({"layout": "generic", "meshes": {"m": {"axes": {"r": 8, "t": 4}}}, )"
+      R"("tensors": [{"match": "*", "mesh": "m", )"
+      R"_("placements": ["Replicate", "Shard(1)"]}]})_",
+      absl::StrCat(R"(, "topology": {)", SlowSpeeds(),
+                   R"("gpus_per_host": 4}, "options": {"deal": "always", )",
+                   R"("bucket_bytes": 8192, "staging_bytes": )", staging_bytes,
+                   "}")));
+}
+
+struct NetworkSends {
+  int64_t bytes = 0;
+  std::set<int32_t> receivers;
+};
+
+// By rank. Without what ranks deal out.
+std::vector<NetworkSends> NetworkSendsOf(const PlanFile& plan) {
+  std::vector<NetworkSends> sends;
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    NetworkSends& of_rank = sends.emplace_back();
+    for (const fb::Message* message : plan.messages().Of(*program)) {
+      if (message->kind() != fb::MessageKind::kSend ||
+          IsHeld(plan.body(), *message)) {
+        continue;
+      }
+      of_rank.bytes += static_cast<int64_t>(message->size_bytes());
+      of_rank.receivers.insert(PeerOf(plan.body(), *program, *message));
+    }
+  }
+  return sends;
+}
+
+TEST(DealTest, RanksPassOnAPartOfWhatTheBusiestSourcesSend) {
+  const PlanFile plan = OpenLongStages(131072);
+  const std::vector<NetworkSends> sends = NetworkSendsOf(plan);
+  int64_t relayed = 0;
+  for (int32_t rank = 0; rank < 64; ++rank) {
+    const NetworkSends& of_rank = sends[static_cast<size_t>(rank)];
+    // All stay on one rail, so that peers stay few.
+    for (const int32_t receiver : of_rank.receivers) {
+      EXPECT_EQ((receiver - rank) % 4, 0) << rank << " to " << receiver;
+    }
+    if (rank < 32) {
+      EXPECT_LE(of_rank.bytes, 49 * kLongRowBytes) << rank;
+    } else {
+      relayed += of_rank.bytes;
+    }
+  }
+  EXPECT_GE(relayed, 28 * 7 * kLongRowBytes);
+  const std::vector<uint32_t> peers = NetworkPeers(plan.body());
+  EXPECT_EQ(*std::max_element(peers.begin(), peers.begin() + 32), 8u);
+  EXPECT_LE(*std::max_element(peers.begin() + 32, peers.end()), 7u + 7u);
+}
+
+TEST(DealTest, InFewRoundsRanksPassNothingOn) {
+  const std::vector<NetworkSends> sends =
+      NetworkSendsOf(OpenLongStages(262144));
+  for (size_t rank = 32; rank < 64; ++rank) EXPECT_EQ(sends[rank].bytes, 0);
+}
+
+// Behind what it receives, which two parts of staging take turns for.
+TEST(DealTest, WhatADealerPacksLiesApart) {
+  const PlanFile plan = OpenLongStages(131072);
+  bool packs = false;
+  for (uint32_t rank = 32; rank < 64; ++rank) {
+    uint64_t received = 0;
+    uint64_t packed = std::numeric_limits<uint64_t>::max();
+    for (const fb::Message* message : plan.messages().Of(rank)) {
+      const uint64_t begin = message->staging_offset();
+      if (message->kind() == fb::MessageKind::kRecv) {
+        received = std::max(received, begin + message->size_bytes());
+      } else if (!IsHeld(plan.body(), *message)) {
+        packed = std::min(packed, begin);
+      }
+    }
+    EXPECT_LE(received, packed) << rank;
+    packs |= packed != std::numeric_limits<uint64_t>::max();
+  }
+  EXPECT_TRUE(packs);
+}
+
+// Every rank has about as many bytes in a round.
+TEST(DealTest, HostsAreDealtAllInFullRounds) {
+  const PlanFile plan = OpenLongStages(1048576);
+  Topology topology;
+  topology.network_bytes_per_second = kLongNetwork;
+  topology.peer_bytes_per_second = 10 * kLongNetwork;
+  const absl::StatusOr<double> seconds = SimulatedSeconds(plan, topology);
+  ASSERT_TRUE(seconds.ok());
+  EXPECT_LT(*seconds, 56 * kLongRowBytes / kLongNetwork * 1.03);
 }
 
 TEST(DealTest, TheBoundOfPeersHoldsWhatDealingGives) {
