@@ -219,11 +219,14 @@ std::string DescribeModel(const Model& model) {
   return absl::StrCat(text, params, " params");
 }
 
-// What receivers do with what they relay inside hosts.
-enum class Relayed { kStored, kDealt, kDealtInStripes };
+// What receivers do with what they relay inside hosts. The last: what a host is
+// sent is dealt whole, as with options.deal "always".
+enum class Relayed { kStored, kDealt, kDealtInStripes, kDealtWhole };
 
 Limits LimitsOf(Limits limits, Relayed relayed) {
-  limits.deals_relays = relayed != Relayed::kStored;
+  limits.deals |= relayed == Relayed::kDealtWhole;
+  limits.deals_relays =
+      relayed == Relayed::kDealt || relayed == Relayed::kDealtInStripes;
   limits.deals_stripes = relayed == Relayed::kDealtInStripes;
   return limits;
 }
@@ -289,6 +292,9 @@ constexpr size_t kMessagesTried = size_t{1} << 16;
 constexpr double kFaster = 0.99;
 // Where ranks deal stripes, they have more peers.
 constexpr double kFasterInStripes = 0.98;
+// Hosts are dealt whole only where the plan takes more than this part of the
+// bound: as a rule that is slower.
+constexpr double kNearBound = 1.1;
 
 bool MayBeFasterDealt(size_t messages, const Stats& stats) {
   return messages <= kMessagesTried &&
@@ -318,7 +324,11 @@ Draft Fastest(const Job& job, const Inputs& inputs,
         least *
         (relayed == Relayed::kDealtInStripes ? kFasterInStripes : kFaster);
     // No plan would be kept.
-    if (draft.stats.lower_bound_seconds >= wanted) continue;
+    const double bound = draft.stats.lower_bound_seconds;
+    if (bound >= wanted) continue;
+    if (relayed == Relayed::kDealtWhole && least <= bound * kNearBound) {
+      continue;
+    }
     PassTimes unheard(quiet);
     Diagnostics diagnostics;
     absl::StatusOr<Draft> dealt =
@@ -341,7 +351,7 @@ Relayed FirstOf(DealKind deal) {
 std::vector<Relayed> OthersOf(DealKind deal) {
   switch (deal) {
     case DealKind::kAuto:
-      return {Relayed::kDealt, Relayed::kDealtInStripes};
+      return {Relayed::kDealt, Relayed::kDealtInStripes, Relayed::kDealtWhole};
     case DealKind::kRelays:
       return {Relayed::kDealtInStripes};
     case DealKind::kNever:
@@ -365,6 +375,7 @@ std::optional<double> SecondsWithoutDelta(const Job& job, const Inputs& inputs,
   if (!limits.relays) return std::nullopt;
   std::optional<double> least;
   std::vector<Relayed> tried = OthersOf(options.deal.value);
+  std::erase(tried, Relayed::kDealtWhole);  // seldom faster
   tried.insert(tried.begin(), FirstOf(options.deal.value));
   for (const Relayed relayed : tried) {
     Module module;
