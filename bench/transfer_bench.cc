@@ -267,6 +267,9 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
     absl::Status others = MeasureOthers(plan, rank, *options.others, measure);
     if (!others.ok()) return others;
   }
+  // In one process NCCL ends the communicators of all ranks on the thread of
+  // the last one.
+  if (const auto ended = harness.Gather(0); !ended.ok()) return ended.status();
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   if (absl::Status s = rank.PoisonDestinations(); !s.ok()) return s;
   const uint32_t last_multiprocessors =

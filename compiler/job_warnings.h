@@ -19,7 +19,7 @@ void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics);
 void WarnOfMessages(const Job& job, const Module& module,
                     Diagnostics& diagnostics);
 
-// Of deltas whose dense refits take much longer, because no rank relays.
+// Warns of deltas whose dense refits take much longer, because no rank relays.
 // `with` and `without` them: the seconds that are predicted.
 void WarnOfDelta(const OptionsSpec& options, double with, double without,
                  Diagnostics& diagnostics);

@@ -546,10 +546,11 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
                          : versions_->is_delta() ? RefitKind::kDelta
                                                  : RefitKind::kDense,
                  .rung = versions_ == nullptr ? 0 : versions_->rung(),
-                 .direct_multiprocessors =
+                 .direct_multiprocessors = std::min(
                      options.direct_multiprocessors > 0
                          ? options.direct_multiprocessors
-                         : plan_.body().limits()->direct_multiprocessors()});
+                         : plan_.body().limits()->direct_multiprocessors(),
+                     kMultiprocessorsMax)});
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();

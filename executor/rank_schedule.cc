@@ -295,8 +295,8 @@ bool RankSchedule::Stages() const {
 }
 
 size_t RankSchedule::DirectRoundsBetweenGpus() const {
-  return static_cast<size_t>(std::count_if(
-      rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+  return static_cast<size_t>(
+      std::count_if(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
         return work.mechanism == fb::Mechanism::kDirect &&
                work.route != fb::Route::kLocal;
       }));
@@ -313,8 +313,7 @@ bool RankSchedule::GainsFromGraph() const {
 }
 
 bool RankSchedule::MovesInBulk() const {
-  return quantizes_.empty() &&
-         DirectRoundsBetweenGpus() >= kDirectRoundsOfGraph;
+  return quantizes_.empty() && DirectRoundsBetweenGpus() >= kDirectRoundsInBulk;
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

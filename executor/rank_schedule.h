@@ -117,6 +117,7 @@ class RankSchedule {
   // are, which are short and follow each other. What quantizes beside them needs
   // multiprocessors of its own.
   bool MovesInBulk() const;
+  static constexpr size_t kDirectRoundsInBulk = 4;
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;

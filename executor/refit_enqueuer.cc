@@ -121,7 +121,7 @@ absl::Status RefitEnqueuer::CreateStreams() {
   return status;
 }
 
-// Of as many parts as a refit can have.
+// For as many parts as a refit can have.
 absl::Status RefitEnqueuer::ReserveTimes() {
   size_t staged = 0;
   size_t direct = 0;
@@ -766,9 +766,13 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
 }
 
 // Comparing with a snapshot takes all of the memory's speed, encoding and
-// applying all of the GPU. Other rounds leave enough of both.
+// applying all of the GPU. Other rounds leave enough of both. The rung is all
+// ranks': a rank that codes nothing itself may exchange steps with one that
+// does.
 bool RefitEnqueuer::DigestsBesideRounds() const {
-  return check_ != nullptr && !IsCoded() &&
+  const StagedDeltas* const staged = rounds_.delta.staged.get();
+  const bool codes = staged != nullptr && staged->rung() < staged->rungs();
+  return check_ != nullptr && !codes &&
          !(kind_ == RefitKind::kDelta && rounds_.delta.compares);
 }
 

@@ -44,7 +44,7 @@ class TimeSum {
     return status;
   }
 
-  // Of the parts since Restart, which are done.
+  // What the parts took since Restart. They are done.
   absl::StatusOr<double> Seconds() const {
     double sum = 0;
     for (size_t i = 0; i < timed_; ++i) {

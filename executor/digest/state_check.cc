@@ -86,6 +86,8 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
 
 absl::Status StateCheck::Begin(Stream stream) {
   digest_time_.Restart();
+  // Steps of a refit that failed may still be to come.
+  Await(stream);
   // On `stream`, where End may go on without the check's own.
   absl::Status status = tensors_->Restart(stream);
   status.Update(arrived_->Record(stream));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "executor/delta/merged_rounds.h"
 #include "executor/delta/staged_deltas.h"
 #include "executor/rank_schedule.h"
@@ -427,6 +428,49 @@ TEST(StagedDeltaTest, AChangeWithoutItsMarkFailsTheRefitOnAllRanks) {
 }
 
 // It takes of the room for what changed.
+// Rank 0 stores into rank 1, which stages nothing, and sends to hosts of
+// others. The two have to agree whether steps of direct rounds are told.
+TEST(StagedDeltaTest, ARankThatStagesNothingIsCheckedAsThoseThatDo) {
+  std::vector<std::string> parameters;
+  for (int layer = 0; layer < 8; ++layer) {
+    parameters.push_back(absl::StrCat(R"({"name": "layers.)", layer,
+                                      R"(.w", "shape": [96, 256],
+                                          "dtype": "bf16"})"));
+  }
+  const auto side = [](int ranks, const char* placement) {
+    return absl::StrCat(R"({"layout": "generic",
+        "meshes": {"m": {"axes": {"a": )",
+                        ranks, R"(}}}, "tensors": [{"match": "*", "mesh": "m",
+        "placements": [")",
+                        placement, R"("]}]})");
+  };
+  const PlanFile plan = PlanOfJob(absl::StrCat(
+      R"({"model": {"parameters": [)", absl::StrJoin(parameters, ", "),
+      R"(]}, "source": )", side(1, "Replicate"), R"(, "destination": )",
+      side(3, "Shard(0)"), R"(, "topology": {"gpus_per_host": 2},
+      "options": {"bucket_bytes": 8192,
+                  "delta": {"dense_every": 0, "changes": "bitmap"}}})"));
+  DeltaWorld world(plan);
+  world.GiveBitmaps(0);
+  ASSERT_TRUE(world.Start().ok());
+  for (int refit = 0; refit < 3; ++refit) {
+    SCOPED_TRACE(refit);
+    BoundTensor& tensor = world.tensors[0][0];
+    *static_cast<uint16_t*>(tensor.data) ^= 1;
+    *tensor.changes |= 1;
+    for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+           RunOptions options;
+           options.timeout = std::chrono::seconds(20);
+           const absl::Status run = world.executor(rank).Run(nullptr, options);
+           return run.ok() ? world.executor(rank).Wait() : run;
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    EXPECT_EQ(world.report(0).is_delta, refit > 0);
+    EXPECT_EQ(world.report(0).rung, refit > 0 ? 128 : 0);
+  }
+}
+
 TEST(StagedDeltaTest, ATensorWithoutBitmapIsSentAlways) {
   const PlanFile plan = HostsPlan("bf16", "bf16", "bf16", "bitmap");
   DeltaWorld world(plan);

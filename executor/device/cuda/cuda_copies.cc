@@ -26,7 +26,7 @@ constexpr uint32_t kBlocksPerMultiprocessor = 4;
 // kLink and kTwoLinks have as many threads.
 constexpr uint32_t kHalfDivisor = 8;
 
-// Blocks that move what is marked, for each multiprocessor, where digests hold
+// Blocks that move or keep changes, for each multiprocessor, where digests hold
 // half of these. A block that finds no room would begin when others end, with
 // all of its tiles left; fewer blocks find changes more slowly.
 constexpr uint32_t kDeltaBlocksBesideDigests = 3;
@@ -65,7 +65,7 @@ KernelStep SumOfSteps(absl::Span<const KernelStep> steps) {
   return SumOfSteps(steps, steps.size());
 }
 
-// Of digests that `blocks` thread blocks take.
+// The steps of digests, for `blocks` thread blocks.
 std::vector<cuda::KernelDigestStep> DigestSteps(
     absl::Span<const KernelStep> steps, uint32_t blocks) {
   std::vector<cuda::KernelDigestStep> lowered;

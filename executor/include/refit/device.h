@@ -212,18 +212,22 @@ struct CopyBatch {
   std::vector<ElementFunction> functions;
 };
 
-// As `multiprocessors_max`, of a checked refit: as few as move the bytes beside
-// digests; and as many as digests take beside the rounds, half of them.
+// As `multiprocessors_max`. Of what a checked refit moves: as few as keep the
+// link busy beside its digests.
 inline constexpr uint32_t kBesideDigests = UINT32_MAX;
+// Of digests: half of them, while the rounds go on.
 inline constexpr uint32_t kBesideRounds = UINT32_MAX - 1;
-// Likewise: all, by bulk copies where a device has these.
+// All, by bulk copies where a device has these.
 inline constexpr uint32_t kAllInBulk = UINT32_MAX - 2;
+// Above what any GPU has: callers' numbers are no greater.
+inline constexpr uint32_t kMultiprocessorsMax = UINT32_MAX - 3;
 
 // Batches prepared for a device. Enqueue allocates and checks nothing.
 class PreparedCopies {
  public:
   virtual ~PreparedCopies() = default;
-  // Enqueues batch number `batch`. Its bytes are in place when `stream` reaches
+  // Enqueues batch number `batch`; of a kDigest what is not begun
+  // (CopyBatch::begun). Its bytes are in place when `stream` reaches
   // this point. If `unless` is given and its word is not 0 by then, the batch
   // does nothing. A GPU uses at most `multiprocessors_max` of its
   // multiprocessors; 0: all.
