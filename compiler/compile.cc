@@ -129,10 +129,16 @@ void CheckNetworkPeers(const Job& job, const Module& module,
   if (most == peers.end() || most->size() <= limit) return;
   diagnostics.Error(
       job.options.network_peers.place,
-      absl::StrFormat("options.network_peers is %d, but rank %d exchanges with "
-                      "%d ranks of other hosts; wanted at least %d, or meshes "
-                      "whose ranks need fewer",
-                      limit, most - peers.begin(), most->size(), most->size()));
+      absl::StrFormat(
+          "options.network_peers is %d, but rank %d exchanges with %d ranks of "
+          "other hosts; wanted at least %d, %s",
+          limit, most - peers.begin(), most->size(), most->size(),
+          job.options.delta.value.enabled
+              ? "or other meshes: with options.delta nobody deals"
+          : module.limits.deals
+              ? "or meshes whose ranks need fewer"
+              : "options.deal \"always\", which often needs fewer, or other "
+                "meshes"));
 }
 
 // What a compilation does, one after the other: the passes, and what is before

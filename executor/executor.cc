@@ -238,8 +238,16 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   HandshakeRecord record = Record(HandshakeStage::kConnect);
   record.ready = made.ok();
   record.records = enqueuer_->MayRecord();
-  const absl::Status connected =
-      options_.transport->Connect(record, schedule_->Edges(), deadline);
+  // Calls that others made and failed without this rank are over. A driver that
+  // calls all ranks in step would find them one call apart for ever.
+  bool missed = false;
+  absl::Status connected;
+  do {
+    connected =
+        options_.transport->Connect(record, schedule_->Edges(), deadline);
+    missed |= !connected.ok() && options_.transport->MissedStep();
+  } while (!connected.ok() && options_.transport->MissedStep());
+  if (missed && state_ == ExecutorState::kBound) state_ = ExecutorState::kTorn;
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
   if (versions_ != nullptr && HasRungs(plan_.body())) {

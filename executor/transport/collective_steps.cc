@@ -90,7 +90,10 @@ bool CollectiveSteps::Begin(int32_t rank, uint64_t step) {
   steps_[rank] = step;
   newest_step_ = std::max(newest_step_, step);
   const auto failure = failures_.find(step);
-  if (failure != failures_.end()) SendFailure(rank, step, failure->second);
+  if (failure != failures_.end()) {
+    SendFailure(rank, step, failure->second,
+                /*missed=*/!failure->second.in_handshake);
+  }
   FailIfLeftOut(step);
   ForgetPastFailures();
   return true;
@@ -295,6 +298,12 @@ void CollectiveSteps::FinishExchange(const Key& key,
 
 // The first failure of a step counts. Erases the step's collectives.
 void CollectiveSteps::FailStep(uint64_t step, Failure failure) {
+  for (auto open = collectives_.lower_bound({step, 0});
+       open != collectives_.end() && open->first.first == step; ++open) {
+    const Collective& collective = open->second;
+    failure.in_handshake |=
+        collective.contributions[collective.first_rank]->what == kHandshake;
+  }
   const auto [entry, first] = failures_.emplace(step, std::move(failure));
   if (!first) return;
   collectives_.erase(
@@ -328,11 +337,11 @@ void CollectiveSteps::FailIfLeftOut(uint64_t step) {
 }
 
 void CollectiveSteps::SendFailure(int32_t rank, uint64_t step,
-                                  const Failure& failure) {
+                                  const Failure& failure, bool missed) {
   const bool own = rank == failure.rank;
   send_(rank,
         std::make_shared<const std::string>(Encode(
-            {FrameType::kAborted, step, 0, failure.rank,
+            {FrameType::kAborted, step, missed ? kMissed : 0, failure.rank,
              StatusPayload(own ? failure.for_rank : failure.for_others)})));
 }
 

@@ -70,6 +70,9 @@ class CollectiveSteps {
     int32_t rank = -1;
     absl::Status for_rank;
     absl::Status for_others;
+    // Ranks were waiting in a handshake: whoever comes later was called as they
+    // were, only too late.
+    bool in_handshake = false;
   };
 
   // What some ranks wait in while others have not come to it: the newest step,
@@ -86,7 +89,9 @@ class CollectiveSteps {
   void FailIfLeft(const Key& key, const Collective& collective);
   void FailIfLeftOut(uint64_t step);
   static Failure Left(int32_t rank);
-  void SendFailure(int32_t rank, uint64_t step, const Failure& failure);
+  // `missed`: the rank was not called for the step when others were.
+  void SendFailure(int32_t rank, uint64_t step, const Failure& failure,
+                   bool missed = false);
   void ForgetPastFailures();
 
   Send send_;

@@ -20,7 +20,7 @@
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 6;
+inline constexpr uint32_t kProtocolVersion = 7;
 
 // Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.
@@ -31,6 +31,13 @@ inline constexpr uint64_t kStrangerBytesMax = 4096;
 
 // Longer times are cut to this at both ends: sums with it do not overflow.
 inline constexpr uint64_t kRemainingMsMax = uint64_t{1000} * 3600 * 24 * 365;
+
+// What ranks call the collective in which they compare what they are about to
+// do.
+inline constexpr std::string_view kHandshake = "handshake";
+
+// The sequence of a kAborted.
+inline constexpr uint64_t kMissed = 1;
 
 // Hellos and refusals keep their number and what their payloads begin with in
 // every version, so that ranks of two versions can tell each other.
@@ -45,8 +52,10 @@ enum class FrameType : uint32_t {
   kWelcome = 6,  // all ranks have come
   kRefused = 7,  // to meet; with a status
   kResult = 8,   // of a collective; a list
-  kAborted = 9,  // the step, by `rank`; with a status
-  kGone = 10,    // a rank; with a status. Nothing follows.
+  // The step, by `rank`; with a status. Its sequence is kMissed if that was
+  // before this rank began the step.
+  kAborted = 9,
+  kGone = 10,  // a rank; with a status. Nothing follows.
   // Of the proof of membership (membership.h).
   kChallenge = 11,  // from the server
   kProof = 12,      // from a rank

@@ -59,9 +59,9 @@ class ControlServer {
     // for a connection that closes to be closed.
     Clock::time_point deadline;
     bool ends_meeting = false;  // proved; kNoRank
-    bool closing = false;    // after `out` is sent
-    bool shut_down = false;  // ours is closed, theirs not yet
-    bool over = false;       // to be removed
+    bool closing = false;       // after `out` is sent
+    bool shut_down = false;     // ours is closed, theirs not yet
+    bool over = false;          // to be removed
   };
 
   ControlServer(const TcpRendezvous& rendezvous, Socket listener);
@@ -123,7 +123,7 @@ class ControlServer {
     std::string reason;
   };
   std::vector<Left> left_;
-  std::string trouble_;                 // of the meeting, the last
+  std::string trouble_;  // of the meeting, the last
   WaitReminder meeting_reminder_;
   absl::Status ended_;  // why the meeting did
   Clock::time_point ended_until_;

@@ -32,7 +32,7 @@ inline void ReadFields(PayloadReader& reader, int32_t& value) {
 // plane's, and kFailedPrecondition, naming a rank whose bytes are no Struct.
 template <typename Struct>
 absl::StatusOr<std::vector<Struct>> GatherStructs(
-    ControlPlane& control, const Struct& mine, const char* what,
+    ControlPlane& control, const Struct& mine, std::string_view what,
     ControlPlane::Deadline deadline) {
   PayloadWriter writer;
   WriteFields(mine, writer);
@@ -46,7 +46,7 @@ absl::StatusOr<std::vector<Struct>> GatherStructs(
     if (reader.Complete()) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank, " runs another version of Refit: what it ",
-                     "says for \"", what, "\" cannot be read"));
+                     "says for \"", std::string(what), "\" cannot be read"));
   }
   return values;
 }

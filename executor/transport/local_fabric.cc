@@ -26,7 +26,8 @@ void LocalFabric::State::Abort(uint64_t step, int32_t rank,
 
 // The caller holds `mutex`.
 void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
-                                     const absl::Status& status) {
+                                     const absl::Status& status,
+                                     bool in_handshake) {
   const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
   abort_status = absl::Status(
       late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
@@ -34,6 +35,7 @@ void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
   arrived.assign(arrived.size(), false);
   arrivals = 0;
   aborted_step = step;
+  aborted_in_handshake = in_handshake;
 }
 
 void LocalFabric::State::WakeAll() {
@@ -69,7 +71,8 @@ std::vector<int32_t> LocalFabric::State::Missing() const {
 // records.
 absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
                                         const HandshakeRecord& record,
-                                        Deadline deadline, const char* what) {
+                                        Deadline deadline,
+                                        std::string_view what) {
   std::unique_lock lock(mutex);
   if (step <= aborted_step) return abort_status;
   records[rank] = record;
@@ -82,6 +85,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
     changed.notify_all();
     return outcome;
   }
+  const bool in_handshake = what == kHandshake;
   const uint64_t gathering = gatherings;
   const bool in_time = WaitUntil(
       changed, lock, deadline,
@@ -89,24 +93,24 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
       [&](int64_t seconds) {
         // One of those that wait speaks for all.
         if (FirstArrived() == rank) {
-          ReportWait(what, RanksText(Missing()), seconds);
+          ReportWait(std::string(what), RanksText(Missing()), seconds);
         }
       });
   if (gatherings != gathering) return outcome;
   if (in_time) return abort_status;
   if (const absl::Status status = InterruptionStatus(); !status.ok()) {
-    MarkAborted(step, rank, status);
+    MarkAborted(step, rank, status, in_handshake);
     lock.unlock();
     WakeAll();
     return status;
   }
   const std::vector<int32_t> missing = Missing();
-  absl::Status status = absl::DeadlineExceededError(
-      absl::StrCat(what, ": ", missing.size(), " of ", arrived.size(),
-                   " ranks did not come before the deadline, "
-                   "the first is rank ",
-                   missing.front()));
-  MarkAborted(step, rank, status);
+  absl::Status status = absl::DeadlineExceededError(absl::StrCat(
+      std::string(what), ": ", missing.size(), " of ", arrived.size(),
+      " ranks did not come before the deadline, "
+      "the first is rank ",
+      missing.front()));
+  MarkAborted(step, rank, status, in_handshake);
   lock.unlock();
   WakeAll();
   return status;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -68,6 +69,7 @@ struct LocalFabric::State {
   std::mutex mutex;  // never held together with an endpoint's
   std::condition_variable changed;
   absl::Status abort_status;
+  bool aborted_in_handshake = false;  // the newest of these
   // The gathering in progress and the outcome of the last one.
   std::vector<HandshakeRecord> records;
   // What ranks share, by parity of the step: one may be at the next step while
@@ -80,7 +82,8 @@ struct LocalFabric::State {
   std::vector<bool> created;
 
   void Abort(uint64_t step, int32_t rank, const absl::Status& status);
-  void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status);
+  void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status,
+                   bool in_handshake = false);
   void WakeAll();
   absl::Status AbortStatus();
   // The caller of these two holds `mutex`.
@@ -88,7 +91,8 @@ struct LocalFabric::State {
   std::vector<int32_t> Missing() const;
   absl::Status Gather(uint64_t step, int32_t rank,
                       const HandshakeRecord& record, Deadline deadline,
-                      const char* what);
+                      std::string_view what);
+  static constexpr std::string_view kHandshake = "handshake";
 };
 
 }  // namespace refit

@@ -41,6 +41,7 @@ class LocalTransport : public Transport, private Fence {
   absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;
+  bool MissedStep() override { return missed_; }
   Fence* fence() override { return this; }
   absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
@@ -79,6 +80,7 @@ class LocalTransport : public Transport, private Fence {
   const int32_t rank_;
   ThreadFence fence_;
   std::atomic<uint64_t> step_ = 0;
+  bool missed_ = false;  // MissedStep
   Deadline deadline_;
   // Of the group in progress. They keep their storage between groups.
   std::vector<Post> posts_;                        // by operation
@@ -103,7 +105,13 @@ absl::Status LocalTransport::Connect(const HandshakeRecord& record,
 absl::Status LocalTransport::Handshake(const HandshakeRecord& record,
                                        Deadline deadline) {
   ++step_;
-  return fabric_.Gather(step_, rank_, record, deadline, "handshake");
+  {
+    std::lock_guard lock(fabric_.mutex);
+    missed_ = step_ < fabric_.aborted_step ||
+              (step_ == fabric_.aborted_step && !fabric_.aborted_in_handshake);
+  }
+  return fabric_.Gather(step_, rank_, record, deadline,
+                        LocalFabric::State::kHandshake);
 }
 
 absl::StatusOr<std::vector<std::string>> LocalTransport::ExchangeBytes(

@@ -123,6 +123,7 @@ class NcclTransport : public Transport, private Fence {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
+  bool MissedStep() override { return control().MissedStep(); }
   absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;
@@ -363,7 +364,7 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
                                       Deadline deadline) {
   if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, "handshake", deadline);
+      GatherStructs(control(), record, control::kHandshake, deadline);
   if (!records.ok()) return records.status();
   if (record.stage == HandshakeStage::kConnect) {
     const auto found = std::find_if(

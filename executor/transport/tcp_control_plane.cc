@@ -63,6 +63,10 @@ class TcpControlPlane : public ControlPlane {
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override { return world_size_; }
   uint64_t BeginStep() override;
+  bool MissedStep() const override {
+    std::lock_guard lock(mutex_);
+    return missed_;
+  }
   absl::StatusOr<std::vector<std::string>> AllGather(
       std::string_view mine, std::string_view what, Deadline deadline) override;
   absl::StatusOr<std::vector<std::string>> Exchange(
@@ -108,13 +112,14 @@ class TcpControlPlane : public ControlPlane {
   // so that steps are sent in order. Taken before `mutex_`.
   std::mutex send_mutex_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t step_ = 0;
   uint64_t sequence_ = 0;              // of the step's newest collective
   std::optional<std::string> answer_;  // to it
   absl::Status step_failure_;
   absl::Status lost_;     // why no step can succeed any more
+  bool missed_ = false;   // MissedStep
   bool untold_ = false;   // the callback has yet to hear of step_failure_
   bool telling_ = false;  // the callback is running
   bool closing_ = false;
@@ -168,6 +173,7 @@ uint64_t TcpControlPlane::BeginStep() {
     frame.step = ++step_;
     sequence_ = 0;
     step_failure_ = lost_;
+    missed_ = false;
     untold_ = !lost_.ok();
   }
   changed_.notify_all();
@@ -368,6 +374,7 @@ void TcpControlPlane::SetAborted(const Frame& frame) {
     std::lock_guard lock(mutex_);
     if (frame.step != step_ || !step_failure_.ok()) return;
     step_failure_ = control::PayloadStatus(frame.payload);
+    missed_ = frame.sequence == control::kMissed;
     untold_ = frame.rank != rank_;
   }
   changed_.notify_all();

@@ -41,6 +41,7 @@ class UcxTransport : public Transport {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
+  bool MissedStep() override { return control().MissedStep(); }
   absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;
@@ -289,7 +290,7 @@ absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
                                      Deadline deadline) {
   BeginStep();
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, "handshake", deadline);
+      GatherStructs(control(), record, control::kHandshake, deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
 }
 

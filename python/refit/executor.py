@@ -194,7 +194,8 @@ class Executor:
 
         `stream` is a torch.cuda.Stream or a cudaStream_t as an int; default: torch's current stream. The interpreter's
         lock is free meanwhile. A tensor that moved since `bind` is an error before any byte moves. After an error the
-        destination is torn: do not serve until a later run succeeds; `connect()`, then `run()`.
+        destination is torn: do not serve until a later run succeeds. `connect()`, then `run()`; after DataLoss `run()`
+        alone.
 
         A tensor that took a bound one's place, as `load_state_dict(assign=True)` makes them, is the same error as one that moved:
         if `bind` was given the module, or if `tensors`, as `bind` has them, are this rank's tensors now. Otherwise it is not seen:

@@ -190,6 +190,24 @@ TEST_F(ControlPlaneTest, AbortReachesRanksThatWaitAndThatComeLater) {
   ExpectStatus(Gather(2).status(), absl::StatusCode::kAborted, message);
 }
 
+TEST_F(ControlPlaneTest, ARankThatWasNotCalledKnowsIt) {
+  MakeWorld(2);
+  for (const auto& [what, missed] :
+       {std::pair("sharing", true), std::pair("handshake", false)}) {
+    SCOPED_TRACE(what);
+    planes_[0]->BeginStep();
+    EXPECT_FALSE(planes_[0]
+                     ->AllGather("", what,
+                                 std::chrono::steady_clock::now() +
+                                     std::chrono::milliseconds(100))
+                     .ok());
+    EXPECT_FALSE(planes_[0]->MissedStep());
+    planes_[1]->BeginStep();
+    EXPECT_FALSE(planes_[1]->AllGather("", what, Ample()).ok());
+    EXPECT_EQ(planes_[1]->MissedStep(), missed);
+  }
+}
+
 TEST_F(ControlPlaneTest, NextStepIsNotTouchedByAnAbort) {
   MakeWorld(3);
   for (int step = 0; step < 20; ++step) {

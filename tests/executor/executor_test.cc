@@ -249,6 +249,37 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
 
+// Drivers call all ranks in step, and wait for all of them. So a rank that was
+// not called once would stay one call behind.
+TEST(ExecutorTest, RanksThatWereNotCalledJoinAtConnect) {
+  const PlanFile plan = ReshardPlan({}).Open();
+  World world(plan);
+  world.Bind();
+  const ValueCheck check(plan);
+  check.FillSources(world.tensors);
+  RunOptions soon;
+  soon.timeout = std::chrono::milliseconds(200);
+  for (int alone = 0; alone < 3; ++alone) {
+    EXPECT_FALSE(world.Refit(0, soon).ok());
+  }
+  for (const absl::Status& status : world.OnAllRanks(
+           [&](int32_t rank) { return world.Refit(rank, soon); })) {
+    EXPECT_FALSE(status.ok());
+  }
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Connect(kTimeout);
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(world.executor(1).state(), ExecutorState::kTorn);
+  check.PoisonDestinations(world.tensors);
+  for (const absl::Status& status :
+       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+}
+
 TEST(ExecutorTest, AddressesOfAnotherNumberAreRefusedOnThatRankAlone) {
   const PlanFile plan = ReshardPlan({}).Open();
   World world(plan);

@@ -34,6 +34,10 @@ class ControlPlane {
   // for a running callback of the step before.
   virtual uint64_t BeginStep() = 0;
 
+  // Whether others had failed the step before this rank began it, and not in a
+  // handshake: this rank was not called when they were.
+  virtual bool MissedStep() const { return false; }
+
   // Every rank's `mine`, by rank. Errors: kDeadlineExceeded, naming `what`, how
   // many ranks did not come and the first of them; kAborted (or
   // kDeadlineExceeded, when that was the aborting rank's reason), with the rank

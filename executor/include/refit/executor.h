@@ -292,9 +292,9 @@ class Executor {
 
   // Allocates the staging arena and scratch, and shakes hands with all ranks on
   // the plan. Call it again after a failed refit, but not while running: it
-  // repairs the transport and keeps what is bound. A rank that skipped a refit
-  // learns its result from its next collective call, Connect included. That
-  // call fails; call it again.
+  // repairs the transport and keeps what is bound. A rank that was not called
+  // for a refit learns its result from its next collective call, which fails;
+  // Connect goes on to where the others are, and leaves it torn.
   absl::Status Connect(std::chrono::nanoseconds timeout);
 
   // Takes this rank's tensors, checks each against the plan and prepares all
