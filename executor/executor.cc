@@ -240,13 +240,13 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   record.records = enqueuer_->MayRecord();
   // Calls that others made and failed without this rank are over. A driver that
   // calls all ranks in step would find them one call apart for ever.
-  bool missed = false;
   absl::Status connected;
-  do {
+  bool missed = false;
+  for (bool goes_on = true; goes_on; missed |= goes_on) {
     connected =
         options_.transport->Connect(record, schedule_->Edges(), deadline);
-    missed |= !connected.ok() && options_.transport->MissedStep();
-  } while (!connected.ok() && options_.transport->MissedStep());
+    goes_on = !connected.ok() && options_.transport->TakeMissedStep();
+  }
   if (missed && state_ == ExecutorState::kBound) state_ = ExecutorState::kTorn;
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);

@@ -41,7 +41,7 @@ class LocalTransport : public Transport, private Fence {
   absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;
-  bool MissedStep() override { return missed_; }
+  bool TakeMissedStep() override { return std::exchange(missed_, false); }
   Fence* fence() override { return this; }
   absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
@@ -80,7 +80,7 @@ class LocalTransport : public Transport, private Fence {
   const int32_t rank_;
   ThreadFence fence_;
   std::atomic<uint64_t> step_ = 0;
-  bool missed_ = false;  // MissedStep
+  bool missed_ = false;  // TakeMissedStep
   Deadline deadline_;
   // Of the group in progress. They keep their storage between groups.
   std::vector<Post> posts_;                        // by operation

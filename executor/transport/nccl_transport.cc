@@ -123,7 +123,7 @@ class NcclTransport : public Transport, private Fence {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
-  bool MissedStep() override { return control().MissedStep(); }
+  bool TakeMissedStep() override { return options_.meeting.TakeMissedStep(); }
   absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;

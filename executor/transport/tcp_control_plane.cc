@@ -63,9 +63,9 @@ class TcpControlPlane : public ControlPlane {
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override { return world_size_; }
   uint64_t BeginStep() override;
-  bool MissedStep() const override {
+  bool TakeMissedStep() override {
     std::lock_guard lock(mutex_);
-    return missed_;
+    return std::exchange(missed_, false);
   }
   absl::StatusOr<std::vector<std::string>> AllGather(
       std::string_view mine, std::string_view what, Deadline deadline) override;
@@ -112,14 +112,14 @@ class TcpControlPlane : public ControlPlane {
   // so that steps are sent in order. Taken before `mutex_`.
   std::mutex send_mutex_;
 
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable changed_;
   uint64_t step_ = 0;
   uint64_t sequence_ = 0;              // of the step's newest collective
   std::optional<std::string> answer_;  // to it
   absl::Status step_failure_;
   absl::Status lost_;     // why no step can succeed any more
-  bool missed_ = false;   // MissedStep
+  bool missed_ = false;   // TakeMissedStep
   bool untold_ = false;   // the callback has yet to hear of step_failure_
   bool telling_ = false;  // the callback is running
   bool closing_ = false;

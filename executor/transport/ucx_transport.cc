@@ -41,7 +41,7 @@ class UcxTransport : public Transport {
                        Deadline deadline) override;
   absl::Status Handshake(const HandshakeRecord& record,
                          Deadline deadline) override;
-  bool MissedStep() override { return control().MissedStep(); }
+  bool TakeMissedStep() override { return meeting_.TakeMissedStep(); }
   absl::StatusOr<std::vector<std::string>> ExchangeBytes(
       std::string_view mine, absl::Span<const int32_t> to,
       absl::Span<const int32_t> from, Deadline deadline) override;

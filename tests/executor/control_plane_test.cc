@@ -201,10 +201,10 @@ TEST_F(ControlPlaneTest, ARankThatWasNotCalledKnowsIt) {
                                  std::chrono::steady_clock::now() +
                                      std::chrono::milliseconds(100))
                      .ok());
-    EXPECT_FALSE(planes_[0]->MissedStep());
+    EXPECT_FALSE(planes_[0]->TakeMissedStep());
     planes_[1]->BeginStep();
     EXPECT_FALSE(planes_[1]->AllGather("", what, Ample()).ok());
-    EXPECT_EQ(planes_[1]->MissedStep(), missed);
+    EXPECT_EQ(planes_[1]->TakeMissedStep(), missed);
   }
 }
 

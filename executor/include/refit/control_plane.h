@@ -35,8 +35,9 @@ class ControlPlane {
   virtual uint64_t BeginStep() = 0;
 
   // Whether others had failed the step before this rank began it, and not in a
-  // handshake: this rank was not called when they were.
-  virtual bool MissedStep() const { return false; }
+  // handshake: this rank was not called when they were. Asked again, in the
+  // same step: false.
+  virtual bool TakeMissedStep() { return false; }
 
   // Every rank's `mine`, by rank. Errors: kDeadlineExceeded, naming `what`, how
   // many ranks did not come and the first of them; kAborted (or
@@ -166,6 +167,10 @@ class Meeting {
   absl::Status Meet(ControlPlane::Deadline deadline);
   // Requires: the ranks have met.
   ControlPlane& control() const { return *control_; }
+  // ControlPlane's; false before the ranks have met.
+  bool TakeMissedStep() {
+    return control_ != nullptr && control_->TakeMissedStep();
+  }
   // Ends the control plane: its callback is not called any more.
   void Close() { control_.reset(); }
 

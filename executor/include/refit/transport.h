@@ -71,7 +71,7 @@ struct ExchangeRound {
 // Handshake, ExchangeBytes, BeginRefit, EndRefit and Wait are collective: all
 // ranks call them in the same order, and a failure on one rank fails the call
 // on all. A rank that skipped a failed step learns of it from its next call
-// (MissedStep).
+// (TakeMissedStep).
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -92,8 +92,9 @@ class Transport {
   virtual absl::Status Handshake(const HandshakeRecord& record,
                                  Deadline deadline) = 0;
   // Of a Connect or Handshake that failed: whether others had failed a call that
-  // this rank never made. The next one joins them, or misses another.
-  virtual bool MissedStep() { return false; }
+  // this rank never made. The next one joins them, or misses another. Asked
+  // again: false.
+  virtual bool TakeMissedStep() { return false; }
 
   // Gives `mine` to each rank of `to`. Returns what each rank of `from` gave to
   // this one, in the order of `from`.
