@@ -568,6 +568,8 @@ class CudaPreparedCopies : public PreparedCopies {
     uint32_t bulk_blocks = bulk_blocks_[batch];
     if (multiprocessors_max == kBesideRounds) {
       blocks = std::max(1u, blocks / kHalfDivisor);
+    } else if (multiprocessors_max == kAllInBulk) {
+      bulk_blocks = limits_.multiprocessors;
     } else if (multiprocessors_max > 0) {
       bulk_blocks = std::min(multiprocessors_max, limits_.multiprocessors);
       const bool moves_changes =
