@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/measured_communicator.h"
 #include "bench/pattern.h"
+#include "bench/repeated_calls.h"
 #include "bench/staged_messages.h"
 #include "runner/world_rank.h"
 
@@ -36,7 +37,8 @@ class GatherMethod : public TransferMethod {
         receivers_(static_cast<uint64_t>(plan.world_size() - 1)),
         device_(device),
         api_(api),
-        options_(options) {
+        options_(options),
+        calls_(device, options.graph) {
     const uint64_t step = receivers_ * kAlignment;
     const auto aligned = [&](uint64_t size_bytes) {
       return (size_bytes + step - 1) / step * step;
@@ -89,18 +91,7 @@ class GatherMethod : public TransferMethod {
   }
 
   absl::Status Enqueue(Stream stream) override {
-    if (!options_.graph) return Issue(stream);
-    if (graph_ == nullptr) {
-      // NCCL connects and allocates in the first run, which cannot be recorded.
-      absl::Status status = Issue(stream);
-      status.Update(device_.Synchronize(stream));
-      if (!status.ok()) return status;
-      absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
-          device_.Record([&](Stream recorded) { return Issue(recorded); });
-      if (!graph.ok()) return graph.status();
-      graph_ = *std::move(graph);
-    }
-    return graph_->Launch(stream);
+    return calls_.Enqueue(stream, [&](Stream to) { return Issue(to); });
   }
 
   absl::StatusOr<std::optional<uint64_t>> WrongElements() override {
@@ -178,7 +169,7 @@ class GatherMethod : public TransferMethod {
   std::unique_ptr<DeviceEvent> arrived_[kHalves];
   std::unique_ptr<DeviceEvent> gathered_[kHalves];
   std::vector<Operation> operations_;
-  std::unique_ptr<DeviceGraph> graph_;
+  RepeatedCalls calls_;
 };
 
 }  // namespace

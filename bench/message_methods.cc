@@ -10,7 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "bench/measured_communicator.h"
 #include "bench/pattern.h"
+#include "bench/repeated_calls.h"
 #include "bench/staged_messages.h"
+#include "runner/world_rank.h"
 
 namespace refit {
 namespace {
@@ -28,7 +30,8 @@ class MessageMethod : public TransferMethod {
         options_(options),
         communicator_(std::move(communicator)),
         rounds_(StagedRounds(plan, transport.rank())),
-        ahead_(plan.body().limits()->slots()) {
+        ahead_(plan.body().limits()->slots()),
+        calls_(device, options.graph) {
     for (const fb::RankProgram* program : *plan.body().programs()) {
       arena_bytes_ = std::max(arena_bytes_, program->staging_bytes());
     }
@@ -45,7 +48,7 @@ class MessageMethod : public TransferMethod {
     }
   }
   ~MessageMethod() override {
-    graph_ = nullptr;
+    calls_.DropGraph();
     if (window_ != nullptr) {
       // Nobody asks whether this works: the memory goes in any case.
       Call("ncclCommWindowDeregister", [&](nccl::Comm comm) {
@@ -82,18 +85,7 @@ class MessageMethod : public TransferMethod {
   uint64_t sent_bytes() const override { return sent_bytes_; }
 
   absl::Status Enqueue(Stream stream) override {
-    if (!options_.graph) return Issue(stream);
-    if (graph_ == nullptr) {
-      // NCCL connects and allocates in the first run, which cannot be recorded.
-      absl::Status status = Issue(stream);
-      status.Update(device_.Synchronize(stream));
-      if (!status.ok()) return status;
-      absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
-          device_.Record([&](Stream recorded) { return Issue(recorded); });
-      if (!graph.ok()) return graph.status();
-      graph_ = *std::move(graph);
-    }
-    return graph_->Launch(stream);
+    return calls_.Enqueue(stream, [&](Stream to) { return Issue(to); });
   }
 
   absl::StatusOr<std::optional<uint64_t>> WrongElements() override {
@@ -286,7 +278,7 @@ class MessageMethod : public TransferMethod {
   nccl::Window window_ = nullptr;
   std::unique_ptr<DeviceStream> stream_;
   std::vector<Operation> operations_;
-  std::unique_ptr<DeviceGraph> graph_;
+  RepeatedCalls calls_;
 };
 
 }  // namespace
@@ -296,12 +288,8 @@ absl::StatusOr<std::unique_ptr<TransferMethod>> MakeMessageMethod(
     const nccl::Api& api, const nccl::WindowApi& windows,
     const MessageOptions& options) {
   if (absl::Status s = device.MakeCurrent(); !s.ok()) return s;
-  std::vector<int32_t> everyone(plan.world_size());
-  for (size_t i = 0; i < everyone.size(); ++i) {
-    everyone[i] = static_cast<int32_t>(i);
-  }
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator =
-      MakeCommunicator(transport, api, everyone);
+      MakeCommunicator(transport, api, AllRanks(plan));
   if (!communicator.ok()) return communicator.status();
   auto made = std::make_unique<MessageMethod>(
       plan, transport, device, api, windows, options, *std::move(communicator));

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <barrier>
 #include <cstring>
 #include <memory>
@@ -12,8 +11,8 @@
 #include <vector>
 
 #include "refit/host_device.h"
-#include "runner/rank_threads.h"
 #include "runner/world_rank.h"
+#include "tests/bench/method_runs.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 
@@ -77,34 +76,21 @@ class GatherMethodTest : public testing::Test {
     const std::vector<std::unique_ptr<Transport>> ends =
         MakeNcclTransports(device, std::vector<uint32_t>(4, 0));
     const nccl::Api api = FakeGathers();
-    std::atomic<uint64_t> wrong = 0;
-    const auto run = [&](int32_t rank) -> absl::Status {
-      const auto method =
-          MakeGatherMethod(plan, *ends[rank], device, api, options);
-      if (!method.ok()) return method.status();
-      for (int i = 0; i < 2; ++i) {
-        absl::Status status = (*method)->Enqueue(nullptr);
-        if (!status.ok()) return status;
-      }
-      sent_bytes_ += (*method)->sent_bytes();
-      const absl::StatusOr<std::optional<uint64_t>> of_rank =
-          (*method)->WrongElements();
-      if (!of_rank.ok()) return of_rank.status();
-      wrong += of_rank->value();
-      return absl::OkStatus();
-    };
-    EXPECT_TRUE(RunRankThreads(plan.world_size(), [&](int32_t rank) {
-                  fake_nccl_set_rank(rank);
-                  me = rank;
-                  const absl::Status status = run(rank);
-                  EXPECT_TRUE(status.ok()) << rank << ": " << status;
-                }).ok());
-    return wrong;
+    const MethodBytes bytes =
+        RunMethod(plan, {.times = 2,
+                         .on_thread = [](int32_t rank) { me = rank; },
+                         .make =
+                             [&](int32_t rank) {
+                               return MakeGatherMethod(plan, *ends[rank],
+                                                       device, api, options);
+                             }});
+    sent_bytes_ += bytes.sent;
+    return bytes.wrong;
   }
 
   std::unique_ptr<Gathers> gathers_;
   bool leaves_one_out_ = false;
-  std::atomic<uint64_t> sent_bytes_ = 0;
+  uint64_t sent_bytes_ = 0;
 };
 
 constexpr char kStaged[] = R"("peer": "staged")";

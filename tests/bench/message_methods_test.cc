@@ -19,7 +19,8 @@
 
 #include "bench/staged_messages.h"
 #include "refit/host_device.h"
-#include "runner/rank_threads.h"
+#include "runner/world_rank.h"
+#include "tests/bench/method_runs.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 
@@ -181,51 +182,34 @@ class MessageMethodsTest : public testing::Test {
         }
       }
     }
-    std::atomic<uint64_t> wrong = 0;
-    const auto run = [&](int32_t rank) -> absl::Status {
-      const auto method =
-          MakeMessageMethod(plan, *ends[rank], device, *api, windows, options);
-      if (!method.ok()) return method.status();
-      for (int i = 0; i < 3; ++i) {
-        absl::Status status = (*method)->Enqueue(nullptr);
-        if (!status.ok()) return status;
-      }
-      sent_bytes_ += (*method)->sent_bytes();
-      const absl::StatusOr<std::optional<uint64_t>> of_rank =
-          (*method)->WrongElements();
-      if (!of_rank.ok()) return of_rank.status();
-      wrong += of_rank->value();
-      // Nobody's memory goes while others put into it.
-      const std::vector<int32_t> everyone = EveryoneIn(plan);
-      return ends[rank]
-          ->ExchangeBytes(
-              "", everyone, everyone,
-              std::chrono::steady_clock::now() + std::chrono::seconds(30))
-          .status();
-    };
-    EXPECT_TRUE(RunRankThreads(plan.world_size(), [&](int32_t rank) {
-                  fake_nccl_set_rank(rank);
-                  me = rank;
-                  const absl::Status status = run(rank);
-                  EXPECT_TRUE(status.ok()) << rank << ": " << status;
-                }).ok());
+    const std::vector<int32_t> everyone = AllRanks(plan);
+    const MethodBytes bytes = RunMethod(
+        plan, {.times = 3,
+               .on_thread = [](int32_t rank) { me = rank; },
+               .make =
+                   [&](int32_t rank) {
+                     return MakeMessageMethod(plan, *ends[rank], device, *api,
+                                              windows, options);
+                   },
+               // Nobody's memory goes while others put into it.
+               .at_end =
+                   [&](int32_t rank) {
+                     return ends[rank]
+                         ->ExchangeBytes("", everyone, everyone,
+                                         std::chrono::steady_clock::now() +
+                                             std::chrono::seconds(30))
+                         .status();
+                   }});
+    sent_bytes_ += bytes.sent;
     EXPECT_FALSE(one_sided_->is_stuck);
     EXPECT_EQ(one_sided_->early_puts, 0u);
     EXPECT_EQ(one_sided_->early_signals, 0u);
-    return wrong;
-  }
-
-  static std::vector<int32_t> EveryoneIn(const PlanFile& plan) {
-    std::vector<int32_t> ranks;
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      ranks.push_back(rank);
-    }
-    return ranks;
+    return bytes.wrong;
   }
 
   std::unique_ptr<OneSided> one_sided_;
   bool corrupts_ = false;
-  std::atomic<uint64_t> sent_bytes_ = 0;
+  uint64_t sent_bytes_ = 0;
 };
 
 constexpr char kSmallRounds[] =
