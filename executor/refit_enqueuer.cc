@@ -57,6 +57,7 @@ RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
       device_(*options.device),
       transport_(*options.transport),
       may_record_(options.graph && !options.time_rounds),
+      moves_in_bulk_(schedule.MovesInBulk()),
       times_rounds_(options.time_rounds),
       has_deltas_(has_deltas),
       graph_(std::make_shared<RefitGraph>()) {
@@ -745,7 +746,7 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
   if (work.route != fb::Route::kLocal) {
     multiprocessors = direct_multiprocessors_ > 0 ? direct_multiprocessors_
                       : DigestsBesideRounds()     ? kBesideDigests
-                      : schedule_.MovesInBulk()   ? kAllInBulk
+                      : moves_in_bulk_            ? kAllInBulk
                                                   : 0;
   }
   const std::vector<size_t> batches =

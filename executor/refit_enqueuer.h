@@ -207,6 +207,7 @@ class RefitEnqueuer {
   Transport& transport_;
   const bool may_record_;  // as its options say
   bool records_ = false;   // all ranks may, and it gains from it
+  const bool moves_in_bulk_;
   const bool times_rounds_;
   const bool has_deltas_;
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "executor/transport/handshake.h"
 
 namespace refit::control {
 namespace {

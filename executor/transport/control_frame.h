@@ -32,10 +32,6 @@ inline constexpr uint64_t kStrangerBytesMax = 4096;
 // Longer times are cut to this at both ends: sums with it do not overflow.
 inline constexpr uint64_t kRemainingMsMax = uint64_t{1000} * 3600 * 24 * 365;
 
-// What ranks call the collective in which they compare what they are about to
-// do.
-inline constexpr std::string_view kHandshake = "handshake";
-
 // The sequence of a kAborted.
 inline constexpr uint64_t kMissed = 1;
 

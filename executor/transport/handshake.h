@@ -14,6 +14,9 @@
 
 namespace refit {
 
+// What all transports call the collective in which ranks compare records.
+inline constexpr std::string_view kHandshake = "handshake";
+
 // As bytes for the other ranks (gathered_structs.h).
 void WriteFields(const HandshakeRecord& record, PayloadWriter& writer);
 void ReadFields(PayloadReader& reader, HandshakeRecord& record);

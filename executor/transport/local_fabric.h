@@ -92,7 +92,6 @@ struct LocalFabric::State {
   absl::Status Gather(uint64_t step, int32_t rank,
                       const HandshakeRecord& record, Deadline deadline,
                       std::string_view what);
-  static constexpr std::string_view kHandshake = "handshake";
 };
 
 }  // namespace refit

@@ -364,7 +364,7 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
                                       Deadline deadline) {
   if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, control::kHandshake, deadline);
+      GatherStructs(control(), record, kHandshake, deadline);
   if (!records.ok()) return records.status();
   if (record.stage == HandshakeStage::kConnect) {
     const auto found = std::find_if(

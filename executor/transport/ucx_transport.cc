@@ -290,7 +290,7 @@ absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
                                      Deadline deadline) {
   BeginStep();
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, control::kHandshake, deadline);
+      GatherStructs(control(), record, kHandshake, deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
 }
 

@@ -227,10 +227,10 @@ class PreparedCopies {
  public:
   virtual ~PreparedCopies() = default;
   // Enqueues batch number `batch`; of a kDigest what is not begun
-  // (CopyBatch::begun). Its bytes are in place when `stream` reaches
-  // this point. If `unless` is given and its word is not 0 by then, the batch
-  // does nothing. A GPU uses at most `multiprocessors_max` of its
-  // multiprocessors; 0: all.
+  // (CopyBatch::begun). Its bytes are in place when `stream` reaches this
+  // point. If `unless` is given and its word is not 0 by then, the batch does
+  // nothing. A GPU uses at most `multiprocessors_max` of its multiprocessors;
+  // 0: all.
   virtual absl::Status Enqueue(size_t batch, Stream stream,
                                const uint32_t* unless = nullptr,
                                uint32_t multiprocessors_max = 0) = 0;

@@ -572,11 +572,11 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
  * post-hook functions have returned, once for all of them: the new weights are
  * in place. Collective. An error leaves REFIT_STATE_TORN. On a GPU keep the
  * tensors allocated then until all ranks have connected again or closed: a
- * peer's stores and reads may still be under way. A rank that was not called for
- * a refit learns its result from its next collective call, which fails; connect
- * goes on to where the others are. Errors as of run; REFIT_INTERNAL, a post-hook function
- * of this rank failed; REFIT_ABORTED, one of another rank did; REFIT_DATA_LOSS,
- * a checked refit's states differ. */
+ * peer's stores and reads may still be under way. A rank that was not called
+ * for a refit learns its result from its next collective call, which fails;
+ * connect goes on to where the others are. Errors as of run; REFIT_INTERNAL, a
+ * post-hook function of this rank failed; REFIT_ABORTED, one of another rank
+ * did; REFIT_DATA_LOSS, a checked refit's states differ. */
 refit_status* refit_executor_wait(refit_executor* executor);
 
 /* A digest of what tensors hold, whatever their layout: a sum over elements.
