@@ -554,11 +554,10 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
                          : versions_->is_delta() ? RefitKind::kDelta
                                                  : RefitKind::kDense,
                  .rung = versions_ == nullptr ? 0 : versions_->rung(),
-                 .direct_multiprocessors = std::min(
+                 .direct_multiprocessors =
                      options.direct_multiprocessors > 0
                          ? options.direct_multiprocessors
-                         : plan_.body().limits()->direct_multiprocessors(),
-                     kMultiprocessorsMax)});
+                         : plan_.body().limits()->direct_multiprocessors()});
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();

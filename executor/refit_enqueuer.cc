@@ -27,6 +27,12 @@ HostSpan SpanSince(Clock::time_point start) {
   return {.begin = seconds(start), .end = seconds(Clock::now())};
 }
 
+// 0: no bound.
+DeviceUse AtMost(uint32_t multiprocessors) {
+  if (multiprocessors == 0) return {};
+  return {.way = DeviceUse::Way::kBulk, .at_most = multiprocessors};
+}
+
 }  // namespace
 
 struct RefitEnqueuer::StagedEvents {
@@ -742,12 +748,15 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
                                          Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const uint32_t* const aborted = transport_.fence()->aborted();
-  uint32_t multiprocessors = 0;
+  DeviceUse use;
   if (work.route != fb::Route::kLocal) {
-    multiprocessors = direct_multiprocessors_ > 0 ? direct_multiprocessors_
-                      : DigestsBesideRounds()     ? kBesideDigests
-                      : moves_in_bulk_            ? kAllInBulk
-                                                  : 0;
+    if (direct_multiprocessors_ > 0) {
+      use = AtMost(direct_multiprocessors_);
+    } else if (DigestsBesideRounds()) {
+      use.way = DeviceUse::Way::kBesideDigests;
+    } else if (moves_in_bulk_) {
+      use.way = DeviceUse::Way::kBulk;
+    }
   }
   const std::vector<size_t> batches =
       kind_ == RefitKind::kPlain   ? std::vector{BatchOf(*work.move_batch)}
@@ -756,10 +765,9 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
   return wire_time_.Time(stream, [&] {
     for (const size_t batch : batches) {
       const absl::Status status =
-          step.has_value() ? rounds_.copies->EnqueueStep(
-                                 batch, *step, stream, aborted, multiprocessors)
-                           : rounds_.copies->Enqueue(batch, stream, aborted,
-                                                     multiprocessors);
+          step.has_value()
+              ? rounds_.copies->EnqueueStep(batch, *step, stream, aborted, use)
+              : rounds_.copies->Enqueue(batch, stream, aborted, use);
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
@@ -798,7 +806,7 @@ absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {
     status = fence.AwaitGrants(fused.read_sources, stream);
     if (!status.ok()) return status;
     status = rounds_.copies->Enqueue(*fused.pull_batch, stream, fence.aborted(),
-                                     direct_multiprocessors_);
+                                     AtMost(direct_multiprocessors_));
     if (status.ok()) status = fence.Finish(fused.read_sources, stream);
   }
   return status;

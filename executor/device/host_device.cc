@@ -84,7 +84,7 @@ class HostPreparedCopies : public PreparedCopies {
   }
 
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless,
-                       uint32_t) override {
+                       const DeviceUse&) override {
     if (unless != nullptr && *unless != 0) return absl::OkStatus();
     RunCopies(batch, [](uint32_t) { return true; });
     RunOthers(batch);
@@ -92,7 +92,7 @@ class HostPreparedCopies : public PreparedCopies {
   }
 
   absl::Status EnqueueStep(size_t batch, uint32_t step, Stream,
-                           const uint32_t* unless, uint32_t) override {
+                           const uint32_t* unless, const DeviceUse&) override {
     if (unless != nullptr && *unless != 0) return absl::OkStatus();
     RunCopies(batch, [&](uint32_t of) { return of == step; });
     if (step == 0) RunOthers(batch);

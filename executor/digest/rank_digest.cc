@@ -125,9 +125,9 @@ bool RankDigest::IsDue(size_t arrivals) const {
 
 absl::Status RankDigest::EnqueueArrived(size_t arrivals, Stream stream) {
   for (; IsDue(arrivals); ++enqueued_) {
-    const absl::Status status =
-        batches_->EnqueueStep(kDigestBatch, static_cast<uint32_t>(enqueued_),
-                              stream, /*unless=*/nullptr, kBesideRounds);
+    const absl::Status status = batches_->EnqueueStep(
+        kDigestBatch, static_cast<uint32_t>(enqueued_), stream,
+        /*unless=*/nullptr, {.way = DeviceUse::Way::kBesideRounds});
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

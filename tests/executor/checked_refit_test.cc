@@ -49,15 +49,14 @@ class CountingDevice : public BusyDevice {
         : device_(device), copies_(std::move(copies)) {}
 
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         uint32_t multiprocessors_max) override {
-      return copies_->Enqueue(batch, stream, unless, multiprocessors_max);
+                         const DeviceUse& use) override {
+      return copies_->Enqueue(batch, stream, unless, use);
     }
     absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
                              const uint32_t* unless,
-                             uint32_t multiprocessors_max) override {
-      device_.beside_rounds += multiprocessors_max == kBesideRounds;
-      return copies_->EnqueueStep(batch, step, stream, unless,
-                                  multiprocessors_max);
+                             const DeviceUse& use) override {
+      device_.beside_rounds += use.way == DeviceUse::Way::kBesideRounds;
+      return copies_->EnqueueStep(batch, step, stream, unless, use);
     }
 
    private:

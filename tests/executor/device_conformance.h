@@ -307,7 +307,7 @@ TEST_P(DeviceConformance, CopiesOnFewMultiprocessorsAreExact) {
                          {3000016, 1, 3000016, 3000016, 0},
                          {4096, 300, 8192, 12288, 0},
                          {4096, 300, 8192, 4096, 8}}) {  // not aligned
-    for (const uint32_t multiprocessors : {1u, 3u, 1000u}) {
+    for (const uint32_t multiprocessors : {0u, 1u, 3u, 1000u}) {
       SCOPED_TRACE(testing::Message()
                    << rows.bytes << " bytes, on " << multiprocessors);
       std::vector<std::unique_ptr<DeviceMemory>> memory;
@@ -337,8 +337,11 @@ TEST_P(DeviceConformance, CopiesOnFewMultiprocessorsAreExact) {
       }
       auto prepared = device_->Prepare(table, {&batch, 1});
       ASSERT_TRUE(prepared.ok()) << prepared.status();
-      ASSERT_TRUE(
-          (*prepared)->Enqueue(0, kStream, nullptr, multiprocessors).ok());
+      ASSERT_TRUE((*prepared)
+                      ->Enqueue(0, kStream, nullptr,
+                                {.way = DeviceUse::Way::kBulk,
+                                 .at_most = multiprocessors})
+                      .ok());
       for (size_t i = 0; i < table.size(); ++i) {
         EXPECT_TRUE(Download(*memory[i]) == expected[i]) << "entry " << i;
       }
@@ -352,8 +355,11 @@ TEST_P(DeviceConformance, StepsOfABatchAreEnqueuedAlone) {
   constexpr uint64_t kRows = 300;
   const std::vector<uint32_t> steps = {2, 0, 5, 2, 0, 5};
   const std::vector<uint64_t> row_bytes = {4096, 4096, 4096, 24, 24, 24};
-  for (const uint32_t multiprocessors : {0u, 2u, kBesideDigests}) {
-    SCOPED_TRACE(multiprocessors);
+  for (const DeviceUse& use :
+       std::vector<DeviceUse>{{},
+                              {.way = DeviceUse::Way::kBulk, .at_most = 2},
+                              {.way = DeviceUse::Way::kBesideDigests}}) {
+    SCOPED_TRACE(static_cast<int>(use.way));
     std::vector<std::unique_ptr<DeviceMemory>> memory;
     std::vector<std::byte*> table;
     std::vector<Bytes> from, to;
@@ -377,9 +383,8 @@ TEST_P(DeviceConformance, StepsOfABatchAreEnqueuedAlone) {
     auto prepared = device_->Prepare(table, {&batch, 1});
     ASSERT_TRUE(prepared.ok()) << prepared.status();
     for (const uint32_t step : {1u, 2u, 5u, 0u, 9u}) {
-      ASSERT_TRUE((*prepared)
-                      ->EnqueueStep(0, step, kStream, nullptr, multiprocessors)
-                      .ok());
+      ASSERT_TRUE(
+          (*prepared)->EnqueueStep(0, step, kStream, nullptr, use).ok());
       for (size_t i = 0; i < steps.size(); ++i) {
         if (steps[i] == step) to[i] = from[i];
         EXPECT_TRUE(Download(*memory[2 * i + 1]) == to[i])

@@ -329,7 +329,8 @@ TEST_P(DigestConformance, TwoStreamsShareWhatIsLeft) {
     ASSERT_TRUE((*prepared)->Enqueue(1, one->get()).ok());
     ASSERT_TRUE(device_->Synchronize(one->get()).ok());
     ASSERT_TRUE((*prepared)
-                    ->EnqueueStep(0, 0, one->get(), nullptr, kBesideRounds)
+                    ->EnqueueStep(0, 0, one->get(), nullptr,
+                                  {.way = DeviceUse::Way::kBesideRounds})
                     .ok());
     ASSERT_TRUE((*prepared)->Enqueue(0, other->get()).ok());
     ASSERT_TRUE(device_->Synchronize(one->get()).ok());

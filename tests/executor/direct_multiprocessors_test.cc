@@ -18,9 +18,16 @@
 namespace refit {
 namespace {
 
-using Bounds = std::set<uint32_t>;
+using Uses = std::set<DeviceUse>;
 
-// Notes the bounds of the batches that are enqueued.
+constexpr DeviceUse kAll = {};
+constexpr DeviceUse kAllInBulk = {.way = DeviceUse::Way::kBulk};
+
+DeviceUse AtMost(uint32_t multiprocessors) {
+  return {.way = DeviceUse::Way::kBulk, .at_most = multiprocessors};
+}
+
+// Notes how GPUs would be used by the batches that are enqueued.
 class NotingDevice : public HostDevice {
  public:
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
@@ -37,7 +44,7 @@ class NotingDevice : public HostDevice {
   }
 
   // Of batches that copy, since the last call.
-  Bounds Noted() {
+  Uses Noted() {
     std::lock_guard lock(mutex_);
     return std::exchange(noted_, {});
   }
@@ -51,23 +58,22 @@ class NotingDevice : public HostDevice {
           prepared_(std::move(prepared)),
           copies_(std::move(copies)) {}
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         uint32_t multiprocessors_max) override {
-      Note(batch, multiprocessors_max);
-      return prepared_->Enqueue(batch, stream, unless, multiprocessors_max);
+                         const DeviceUse& use) override {
+      Note(batch, use);
+      return prepared_->Enqueue(batch, stream, unless, use);
     }
     absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
                              const uint32_t* unless,
-                             uint32_t multiprocessors_max) override {
-      Note(batch, multiprocessors_max);
-      return prepared_->EnqueueStep(batch, step, stream, unless,
-                                    multiprocessors_max);
+                             const DeviceUse& use) override {
+      Note(batch, use);
+      return prepared_->EnqueueStep(batch, step, stream, unless, use);
     }
 
    private:
-    void Note(size_t batch, uint32_t multiprocessors_max) {
+    void Note(size_t batch, const DeviceUse& use) {
       if (!copies_[batch]) return;
       std::lock_guard lock(device_.mutex_);
-      device_.noted_.insert(multiprocessors_max);
+      device_.noted_.insert(use);
     }
 
     NotingDevice& device_;
@@ -76,7 +82,7 @@ class NotingDevice : public HostDevice {
   };
 
   std::mutex mutex_;
-  Bounds noted_;
+  Uses noted_;
 };
 
 class NotedWorld : public ExecutorWorld {
@@ -85,8 +91,8 @@ class NotedWorld : public ExecutorWorld {
       : NotedWorld(plan, device,
                    std::make_shared<LocalFabric>(plan.world_size())) {}
 
-  // The bounds that a refit's copies had.
-  Bounds Refit(NotingDevice& device, uint32_t direct_multiprocessors) {
+  // How a refit's copies used a GPU.
+  Uses Refit(NotingDevice& device, uint32_t direct_multiprocessors) {
     device.Noted();
     for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
            RunOptions options = {.timeout = kTimeout};
@@ -117,9 +123,9 @@ TEST(DirectMultiprocessorsTest, TheRunsNumberGoesBeforeTheJobs) {
   const PlanFile plan = DirectReshardPlan(R"("direct_multiprocessors": 16)");
   NotedWorld world(plan, device);
   world.Bind();
-  EXPECT_EQ(world.Refit(device, 0), Bounds{16});
-  EXPECT_EQ(world.Refit(device, 5), Bounds{5});
-  EXPECT_EQ(world.Refit(device, 0), Bounds{16});
+  EXPECT_EQ(world.Refit(device, 0), Uses{AtMost(16)});
+  EXPECT_EQ(world.Refit(device, 5), Uses{AtMost(5)});
+  EXPECT_EQ(world.Refit(device, 0), Uses{AtMost(16)});
 }
 
 TEST(DirectMultiprocessorsTest, WithoutANumberAllAreUsed) {
@@ -127,8 +133,8 @@ TEST(DirectMultiprocessorsTest, WithoutANumberAllAreUsed) {
   const PlanFile plan = DirectReshardPlan(R"("fan_out": "none")");
   NotedWorld world(plan, device);
   world.Bind();
-  EXPECT_EQ(world.Refit(device, 0), Bounds{0});
-  EXPECT_EQ(world.Refit(device, 1), Bounds{1});
+  EXPECT_EQ(world.Refit(device, 0), Uses{kAll});
+  EXPECT_EQ(world.Refit(device, 1), Uses{AtMost(1)});
 }
 
 TEST(DirectMultiprocessorsTest, RelaysTakeAllInBulk) {
@@ -136,8 +142,8 @@ TEST(DirectMultiprocessorsTest, RelaysTakeAllInBulk) {
   const PlanFile plan = RelayPlan({.layers = 4}).Open();
   NotedWorld world(plan, device);
   world.Bind();
-  EXPECT_EQ(world.Refit(device, 0), Bounds{kAllInBulk});
-  EXPECT_EQ(world.Refit(device, 3), Bounds{3});
+  EXPECT_EQ(world.Refit(device, 0), Uses{kAllInBulk});
+  EXPECT_EQ(world.Refit(device, 3), Uses{AtMost(3)});
 }
 
 TEST(DirectMultiprocessorsTest, StagedRoundsAreNotBounded) {
@@ -146,7 +152,7 @@ TEST(DirectMultiprocessorsTest, StagedRoundsAreNotBounded) {
       DirectReshardPlan(R"("peer": "staged", "direct_multiprocessors": 16)");
   NotedWorld world(plan, device);
   world.Bind();
-  EXPECT_EQ(world.Refit(device, 5), Bounds{0});
+  EXPECT_EQ(world.Refit(device, 5), Uses{kAll});
 }
 
 }  // namespace

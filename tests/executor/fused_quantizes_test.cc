@@ -448,18 +448,17 @@ class NotingDevice : public HostDevice {
         }
       }
       absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                           uint32_t multiprocessors_max) override {
+                           const DeviceUse& use) override {
         if (!is_empty_[batch]) {
           std::lock_guard lock(device_.mutex_);
           device_.launches.push_back(kinds_[batch]);
         }
-        return copies_->Enqueue(batch, stream, unless, multiprocessors_max);
+        return copies_->Enqueue(batch, stream, unless, use);
       }
       absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
                                const uint32_t* unless,
-                               uint32_t multiprocessors_max) override {
-        return copies_->EnqueueStep(batch, step, stream, unless,
-                                    multiprocessors_max);
+                               const DeviceUse& use) override {
+        return copies_->EnqueueStep(batch, step, stream, unless, use);
       }
 
      private:

@@ -127,14 +127,15 @@ class LazyDevice : public HostDevice {
     explicit LazyCopies(std::unique_ptr<PreparedCopies> copies)
         : copies_(std::move(copies)) {}
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         uint32_t) override {
+                         const DeviceUse&) override {
       Put(stream, [this, batch, unless] {
         (void)copies_->Enqueue(batch, nullptr, unless);
       });
       return absl::OkStatus();
     }
     absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless, uint32_t) override {
+                             const uint32_t* unless,
+                             const DeviceUse&) override {
       Put(stream, [this, batch, step, unless] {
         (void)copies_->EnqueueStep(batch, step, nullptr, unless);
       });

@@ -473,12 +473,13 @@ class CapturingDevice : public HostDevice {
     explicit Copies(std::unique_ptr<PreparedCopies> copies)
         : copies_(std::move(copies)) {}
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         uint32_t) override {
+                         const DeviceUse&) override {
       return is_capturing ? absl::OkStatus()
                           : copies_->Enqueue(batch, stream, unless);
     }
     absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless, uint32_t) override {
+                             const uint32_t* unless,
+                             const DeviceUse&) override {
       return is_capturing ? absl::OkStatus()
                           : copies_->EnqueueStep(batch, step, stream, unless);
     }

@@ -44,12 +44,13 @@ class DisturbedDevice : public HostDevice {
           digests_(std::move(digests)) {}
 
     absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         uint32_t) override {
+                         const DeviceUse&) override {
       if (digests_[batch] && device_.before_digest) device_.before_digest();
       return copies_->Enqueue(batch, stream, unless);
     }
     absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless, uint32_t) override {
+                             const uint32_t* unless,
+                             const DeviceUse&) override {
       return copies_->EnqueueStep(batch, step, stream, unless);
     }
 

@@ -535,23 +535,22 @@ class CudaPreparedCopies : public PreparedCopies {
   }
 
   absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                       uint32_t multiprocessors_max) override {
-    return Enqueue(batch, 0, steps_[batch].size(), stream, unless,
-                   multiprocessors_max);
+                       const DeviceUse& use) override {
+    return Enqueue(batch, 0, steps_[batch].size(), stream, unless, use);
   }
 
   absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
                            const uint32_t* unless,
-                           uint32_t multiprocessors_max) override {
+                           const DeviceUse& use) override {
     // What is no copy is of step 0.
     if (step > 0 && step >= steps_[batch].size()) return absl::OkStatus();
-    return Enqueue(batch, step, step + 1, stream, unless, multiprocessors_max);
+    return Enqueue(batch, step, step + 1, stream, unless, use);
   }
 
  private:
   absl::Status Enqueue(size_t batch, size_t steps_begin, size_t steps_end,
                        Stream stream, const uint32_t* unless,
-                       uint32_t multiprocessors_max) {
+                       const DeviceUse& use) {
     const ScopedDevice current(device_);
     const absl::Span<const KernelStep> steps = steps_[batch];
     const KernelStep before =
@@ -563,21 +562,7 @@ class CudaPreparedCopies : public PreparedCopies {
     copies.tiles_count =
         until.others + until.bulk - before.others - before.bulk;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    uint32_t blocks = blocks_of_batch_[batch];
-    // A block runs on one multiprocessor.
-    uint32_t bulk_blocks = bulk_blocks_[batch];
-    if (multiprocessors_max == kBesideRounds) {
-      blocks = std::max(1u, blocks / kHalfDivisor);
-    } else if (multiprocessors_max == kAllInBulk) {
-      bulk_blocks = limits_.multiprocessors;
-    } else if (multiprocessors_max > 0) {
-      bulk_blocks = std::min(multiprocessors_max, limits_.multiprocessors);
-      const bool moves_changes =
-          deltas_[batch].has_value() && multiprocessors_max == kBesideDigests;
-      blocks = std::min(blocks, moves_changes ? limits_.multiprocessors *
-                                                    kDeltaBlocksBesideDigests
-                                              : bulk_blocks);
-    }
+    const auto [blocks, bulk_blocks] = BlocksOf(batch, use);
     if (digests_[batch].has_value()) {
       if (copies.tiles_count == 0) return absl::OkStatus();
       return CudaStatus(
@@ -615,6 +600,34 @@ class CudaPreparedCopies : public PreparedCopies {
         cuda::LaunchApplies(applies_[batch], blocks, unless, cuda_stream),
         "launch of the post-hook kernel"));
     return status;
+  }
+
+  // Thread blocks of bulk copies, which have a multiprocessor each, and of what
+  // the batch's other kernels do. Without bulk blocks these do all.
+  struct Blocks {
+    uint32_t blocks = 0;
+    uint32_t bulk_blocks = 0;
+  };
+  Blocks BlocksOf(size_t batch, const DeviceUse& use) const {
+    const uint32_t all = limits_.multiprocessors;
+    const uint32_t blocks = blocks_of_batch_[batch];
+    switch (use.way) {
+      case DeviceUse::Way::kShare:
+        return {blocks, bulk_blocks_[batch]};
+      case DeviceUse::Way::kBulk: {
+        if (use.at_most == 0) return {blocks, all};
+        const uint32_t most = std::min(use.at_most, all);
+        return {std::min(blocks, most), most};
+      }
+      case DeviceUse::Way::kBesideDigests:
+        return {std::min(blocks, deltas_[batch].has_value()
+                                     ? all * kDeltaBlocksBesideDigests
+                                     : all),
+                all};
+      case DeviceUse::Way::kBesideRounds:
+        return {std::max(1u, blocks / kHalfDivisor), bulk_blocks_[batch]};
+    }
+    return {};
   }
 
   const int device_;

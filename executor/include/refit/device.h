@@ -212,15 +212,20 @@ struct CopyBatch {
   std::vector<ElementFunction> functions;
 };
 
-// As `multiprocessors_max`. Of what a checked refit moves: as few as keep the
-// link busy beside its digests.
-inline constexpr uint32_t kBesideDigests = UINT32_MAX;
-// Of digests: half of them, while the rounds go on.
-inline constexpr uint32_t kBesideRounds = UINT32_MAX - 1;
-// All, by bulk copies where a device has these.
-inline constexpr uint32_t kAllInBulk = UINT32_MAX - 2;
-// Above what any GPU has: callers' numbers are no greater.
-inline constexpr uint32_t kMultiprocessorsMax = UINT32_MAX - 3;
+// How Enqueue uses a GPU's multiprocessors.
+struct DeviceUse {
+  enum class Way : uint8_t {
+    kShare,          // as the batch's share says
+    kBulk,           // copies by bulk copies, where the device has these
+    kBesideDigests,  // of what a checked refit moves: as few as keep the link
+                     // busy beside its digests
+    kBesideRounds,   // of digests: half of them, while the rounds go on
+  };
+  Way way = Way::kShare;
+  uint32_t at_most = 0;  // of kBulk: multiprocessors; 0: all
+
+  friend auto operator<=>(const DeviceUse&, const DeviceUse&) = default;
+};
 
 // Batches prepared for a device. Enqueue allocates and checks nothing.
 class PreparedCopies {
@@ -229,16 +234,15 @@ class PreparedCopies {
   // Enqueues batch number `batch`; of a kDigest what is not begun
   // (CopyBatch::begun). Its bytes are in place when `stream` reaches this
   // point. If `unless` is given and its word is not 0 by then, the batch does
-  // nothing. A GPU uses at most `multiprocessors_max` of its multiprocessors;
-  // 0: all.
+  // nothing.
   virtual absl::Status Enqueue(size_t batch, Stream stream,
                                const uint32_t* unless = nullptr,
-                               uint32_t multiprocessors_max = 0) = 0;
+                               const DeviceUse& use = {}) = 0;
   // Likewise one step of the batch: nothing, if it has no such step. All of
   // them, in any order, are the batch.
   virtual absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
                                    const uint32_t* unless = nullptr,
-                                   uint32_t multiprocessors_max = 0) = 0;
+                                   const DeviceUse& use = {}) = 0;
 };
 
 // A message, or the part of one that travels at once, of which only what
