@@ -60,6 +60,25 @@ Span& Extend(Spans& spans, int32_t peer, size_t round) {
   return span;
 }
 
+// Sets `beside`.
+void PutBeside(const RankSchedule& schedule, std::vector<DirectEnds>& ends) {
+  const std::vector<RoundWork>& rounds = schedule.rounds();
+  if (schedule.Stages() || !schedule.quantizes().empty()) return;
+  uint64_t here = 0;
+  uint64_t elsewhere = 0;
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    if (!ends[i].grant.empty() || !ends[i].await_finishes.empty()) return;
+    for (uint32_t o = 0; o < rounds[i].operations_count; ++o) {
+      (rounds[i].route == fb::Route::kLocal ? here : elsewhere) +=
+          schedule.operations()[rounds[i].operations_begin + o].size_bytes;
+    }
+  }
+  if (here > elsewhere) return;
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    ends[i].beside = rounds[i].route == fb::Route::kLocal && ends[i].moves;
+  }
+}
+
 }  // namespace
 
 bool PassesOn(const PlanFile& plan, int32_t rank) {
@@ -107,28 +126,37 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
       (moves ? targets : origins)[i].insert(sender);
     }
     for (const int32_t target : targets[i]) Extend(of_targets, target, i);
-    for (const int32_t origin : origins[i]) {
-      Extend(of_origins, origin, i).target_at_rest = at_rest;
-    }
+    for (const int32_t origin : origins[i]) Extend(of_origins, origin, i);
   }
   for (auto& [target, span] : of_targets)
     span.target_at_rest = IsAtRest(plan, target, pulled_of(target));
   std::vector<DirectEnds> ends(rounds.size());
+  bool granted = false;
   for (size_t i = 0; i < rounds.size(); ++i) {
-    ends[i].moves = !targets[i].empty();
     for (const int32_t target : targets[i]) {
       const Span& span = of_targets.at(target);
       const bool once = span.target_at_rest;
       if (!once || i == span.first) ends[i].await_grants.push_back(target);
       if (!once || i == span.last) ends[i].finish.push_back(target);
     }
+    bool hears_all = !origins[i].empty();
     for (const int32_t origin : origins[i]) {
       const Span& span = of_origins.at(origin);
-      const bool once = span.target_at_rest;
-      if (!once || i == span.first) ends[i].grant.push_back(origin);
-      if (!once || i == span.last) ends[i].await_finishes.push_back(origin);
+      if (!at_rest || i == span.last) ends[i].await_finishes.push_back(origin);
+      hears_all &= !at_rest || span.first == span.last;
+    }
+    ends[i].moves = !targets[i].empty();
+    ends[i].is_timed = ends[i].moves || hears_all;
+    if (!at_rest) {
+      ends[i].grant.assign(origins[i].begin(), origins[i].end());
+    } else if (!granted && !origins[i].empty()) {
+      granted = true;
+      for (const auto& [origin, span] : of_origins) {
+        ends[i].grant.push_back(origin);
+      }
     }
   }
+  PutBeside(schedule, ends);
   return ends;
 }
 

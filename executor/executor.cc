@@ -590,12 +590,14 @@ absl::Status Executor::Wait() {
   if (state_ != ExecutorState::kRunning) {
     return OutOfOrder(options_.rank, "Wait", state_);
   }
+  using RecordTime = RefitEnqueuer::RecordTime;
+  enqueuer_->Record(RecordTime::kBeforeOwnEnd);
   absl::Status status = options_.transport->AwaitOwnEnd();
   if (status.ok()) {
     const absl::Status coded = enqueuer_->CheckCoding();
     // The others are to fail with this, before any of them has a base.
     if (!coded.ok()) options_.transport->Abort(coded);
-    enqueuer_->Record();
+    enqueuer_->Record(RecordTime::kBehindOwnEnd);
     NoticeRecording();
     options_.transport->OfferReplay(enqueuer_->MayReplay());
     status = options_.transport->Wait();

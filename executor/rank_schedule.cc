@@ -294,26 +294,12 @@ bool RankSchedule::Stages() const {
   });
 }
 
-size_t RankSchedule::DirectRoundsBetweenGpus() const {
-  return static_cast<size_t>(
-      std::count_if(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
-        return work.mechanism == fb::Mechanism::kDirect &&
-               work.route != fb::Route::kLocal;
-      }));
-}
-
 bool RankSchedule::GainsFromGraph() const {
-  const bool shares_gpu =
-      std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
-        return work.mechanism == fb::Mechanism::kDirect &&
-               work.route == fb::Route::kLocal;
-      });
-  return !shares_gpu &&
-         (Stages() || DirectRoundsBetweenGpus() >= kDirectRoundsOfGraph);
-}
-
-bool RankSchedule::MovesInBulk() const {
-  return quantizes_.empty() && DirectRoundsBetweenGpus() >= kDirectRoundsInBulk;
+  return std::none_of(rounds_.begin(), rounds_.end(),
+                      [](const RoundWork& work) {
+                        return work.mechanism == fb::Mechanism::kDirect &&
+                               work.route == fb::Route::kLocal;
+                      });
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

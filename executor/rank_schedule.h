@@ -107,17 +107,9 @@ class RankSchedule {
   bool Unpacks() const { return unpacks_; }
   // Whether the rank has staged rounds.
   bool Stages() const;
-  // Whether its rounds are better launched as one graph: staged ones are, and
-  // several direct ones, which cost many calls each. Ranks that share a GPU
+  // Whether its rounds are better launched as one graph. Ranks that share a GPU
   // wait for each other in other ways than a graph can.
   bool GainsFromGraph() const;
-  // Fewer direct rounds take as few calls as a graph saves.
-  static constexpr size_t kDirectRoundsOfGraph = 4;
-  // Whether its direct rounds are better moved by bulk copies: those of relays
-  // are, which are short and follow each other. What quantizes beside them needs
-  // multiprocessors of its own.
-  bool MovesInBulk() const;
-  static constexpr size_t kDirectRoundsInBulk = 4;
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;
@@ -133,7 +125,6 @@ class RankSchedule {
                 uint64_t part_bytes);
   void AddRelays(const PlanFile& plan, int32_t rank);
   void AddQuantizes(const PlanFile& plan, int32_t rank);
-  size_t DirectRoundsBetweenGpus() const;
   // How many rounds of the rank come before round `index` of the plan.
   size_t WorksBefore(uint32_t index) const;
 

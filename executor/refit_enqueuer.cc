@@ -63,7 +63,6 @@ RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
       device_(*options.device),
       transport_(*options.transport),
       may_record_(options.graph && !options.time_rounds),
-      moves_in_bulk_(schedule.MovesInBulk()),
       times_rounds_(options.time_rounds),
       has_deltas_(has_deltas),
       graph_(std::make_shared<RefitGraph>()) {
@@ -79,6 +78,8 @@ absl::Status RefitEnqueuer::CreateStreams() {
   };
   absl::Status status = make(pack_stream_, device_.CreateStream());
   status.Update(make(unpack_stream_, device_.CreateStream()));
+  status.Update(make(beside_stream_, device_.CreateStream()));
+  status.Update(make(moved_beside_, device_.CreateEvent()));
   status.Update(make(started_, device_.CreateEvent()));
   status.Update(make(ended_, device_.CreateEvent()));
   if (has_deltas_) {
@@ -162,7 +163,8 @@ void RefitEnqueuer::DropGraph() {
   is_recorded_ = false;
 }
 
-void RefitEnqueuer::Record() {
+void RefitEnqueuer::Record(RecordTime time) {
+  if (schedule_.Stages() && time == RecordTime::kBeforeOwnEnd) return;
   if (!records_ || is_recorded_ || is_captured_ || !recorded_.ok()) return;
   (void)RecordRounds();
 }
@@ -275,6 +277,13 @@ void RefitEnqueuer::Choose(bool digests_scratch) {
   } else {
     choice_ = stores ? &fused.checked : nullptr;
   }
+  // Digests and deltas take rounds in their order. Who reads what a rank stored
+  // hears of both from one stream.
+  moves_beside_ =
+      is_plain && check_ == nullptr && device_.CopiesInBulk() &&
+      fused.readers.empty() && fused.read_sources.empty() &&
+      std::any_of(rounds_.direct_ends.begin(), rounds_.direct_ends.end(),
+                  [](const DirectEnds& e) { return e.beside; });
   counters_.fused_elements = (stores ? fused.stored_elements : 0) +
                              (pulls_ ? fused.pulled_elements : 0);
 }
@@ -293,6 +302,7 @@ absl::Status RefitEnqueuer::Replay(Stream stream) {
 }
 
 void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
+  if (moves_beside_) (void)AwaitBeside(stream);
   for (const QuantizeEvents& events : quantize_events_) {
     (void)events.done->Await(stream);
   }
@@ -324,9 +334,10 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
     const ProfilerRange range(events_[i].range_text);
     status = AwaitQuantized(i, stream);
     if (!status.ok()) return status;
-    status = work.mechanism == fb::Mechanism::kDirect
-                 ? EnqueueDirect(i, stream)
-                 : EnqueueStaged(i, stream);
+    status =
+        work.mechanism == fb::Mechanism::kDirect
+            ? EnqueueDirect(i, IsBeside(i) ? beside_stream_->get() : stream)
+            : EnqueueStaged(i, stream);
     if (status.ok()) status = EnqueueDigests(ArrivalsUntil(i), stream);
     if (!status.ok()) return status;
   }
@@ -348,6 +359,7 @@ absl::Status RefitEnqueuer::ForkStreams(Stream stream) {
       LastLaunch(quantize_events_.size() - 1).has_value()) {
     status.Update(started_->Await(quantize_stream_->get()));
   }
+  if (moves_beside_) status.Update(started_->Await(beside_stream_->get()));
   return status;
 }
 
@@ -364,7 +376,13 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
   if (!quantize_events_.empty()) {
     status.Update(AwaitLaunch(quantize_events_.size() - 1, stream));
   }
+  if (moves_beside_) status.Update(AwaitBeside(stream));
   return status;
+}
+
+absl::Status RefitEnqueuer::AwaitBeside(Stream stream) {
+  const absl::Status status = moved_beside_->Record(beside_stream_->get());
+  return status.ok() ? moved_beside_->Await(stream) : status;
 }
 
 std::optional<size_t> RefitEnqueuer::LastLaunch(size_t launch) const {
@@ -701,7 +719,7 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const DirectEnds& ends = EndsOf(round);
   DeviceTimer* const timer =
-      ends.IsTimed() ? events_[round].timer.get() : nullptr;
+      ends.is_timed ? events_[round].timer.get() : nullptr;
   Fence& fence = *transport_.fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
@@ -743,21 +761,23 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
                                                   status.message()));
 }
 
+DeviceUse RefitEnqueuer::UseOf(size_t round) const {
+  using Way = DeviceUse::Way;
+  if (IsBeside(round)) return {.way = Way::kFew};
+  if (schedule_.rounds()[round].route == fb::Route::kLocal) return {};
+  if (direct_multiprocessors_ > 0) return AtMost(direct_multiprocessors_);
+  if (DigestsBesideRounds()) return {.way = Way::kBesideDigests};
+  // What quantizes beside rounds needs multiprocessors of its own.
+  if (!schedule_.quantizes().empty()) return {};
+  return {.way = moves_beside_ ? Way::kMost : Way::kBulk};
+}
+
 absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
                                          std::optional<uint32_t> step,
                                          Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const uint32_t* const aborted = transport_.fence()->aborted();
-  DeviceUse use;
-  if (work.route != fb::Route::kLocal) {
-    if (direct_multiprocessors_ > 0) {
-      use = AtMost(direct_multiprocessors_);
-    } else if (DigestsBesideRounds()) {
-      use.way = DeviceUse::Way::kBesideDigests;
-    } else if (moves_in_bulk_) {
-      use.way = DeviceUse::Way::kBulk;
-    }
-  }
+  const DeviceUse use = UseOf(round);
   const std::vector<size_t> batches =
       kind_ == RefitKind::kPlain   ? std::vector{BatchOf(*work.move_batch)}
       : kind_ == RefitKind::kDelta ? rounds_.delta.delta.moves[round]
@@ -870,7 +890,7 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
     const size_t round = i;
     const RoundWork& work = schedule_.rounds()[round];
     absl::StatusOr<double> seconds = 0.0;
-    if (work.mechanism == fb::Mechanism::kStaged || EndsOf(round).IsTimed()) {
+    if (work.mechanism == fb::Mechanism::kStaged || EndsOf(round).is_timed) {
       seconds = events_[round].timer->Seconds();
     }
     if (!seconds.ok()) return seconds.status();

@@ -57,9 +57,11 @@ class RefitEnqueuer {
   void Bind(BoundRounds rounds, bool together);
 
   // Records the rounds as a graph: once after each Bind or DropGraph, and where
-  // a graph is worth it. Between the transport's AwaitOwnEnd and Wait, of a
-  // refit that was not captured: it made what NCCL makes at first use.
-  void Record();
+  // a graph is worth it. After a refit that was not captured: it made what NCCL
+  // makes at first use. Staged rounds between the transport's AwaitOwnEnd and
+  // Wait. Direct ones ask no peer, so before AwaitOwnEnd, while the refit runs.
+  enum class RecordTime : uint8_t { kBeforeOwnEnd, kBehindOwnEnd };
+  void Record(RecordTime time);
   // Whether this rank has its rounds recorded, or none to record.
   bool MayReplay() { return !records_ || graph_->IsSet(); }
   // Whether all ranks may: from the next refit on they launch their graphs. So
@@ -93,8 +95,8 @@ class RefitEnqueuer {
   // Whether what staged rounds sent and received was coded as it should be.
   // Requires: the refits that were enqueued are over on this rank.
   absl::Status CheckCoding();
-  // Makes `stream` wait for the quantizing and the digests that an Enqueue
-  // which failed began: these have streams of their own.
+  // Makes `stream` wait for what an Enqueue which failed began on streams of
+  // its own: quantizing, digests, and rounds beside others.
   void AwaitOwnStreams(Stream stream);
 
   // Of the last Enqueue.
@@ -153,6 +155,10 @@ class RefitEnqueuer {
   const DirectEnds& EndsOf(size_t round) const {
     return (pulls_ ? rounds_.pulled_ends : rounds_.direct_ends)[round];
   }
+  // Whether the refit moves the round beside the others.
+  bool IsBeside(size_t round) const {
+    return moves_beside_ && EndsOf(round).beside;
+  }
   // What destinations quantize from sources' tensors, behind all rounds.
   absl::Status EnqueuePulls(Stream stream);
   absl::Status AwaitQuantized(size_t round, Stream stream);
@@ -172,6 +178,8 @@ class RefitEnqueuer {
   // What this rank moves in a direct round, or a step of it.
   absl::Status EnqueueMoves(size_t round, std::optional<uint32_t> step,
                             Stream stream);
+  DeviceUse UseOf(size_t round) const;
+  absl::Status AwaitBeside(Stream stream);
   absl::Status ReserveTimes();
   // Whether the check digests while the rounds go on: all ranks alike.
   bool DigestsBesideRounds() const;
@@ -207,13 +215,14 @@ class RefitEnqueuer {
   Transport& transport_;
   const bool may_record_;  // as its options say
   bool records_ = false;   // all ranks may, and it gains from it
-  const bool moves_in_bulk_;
   const bool times_rounds_;
   const bool has_deltas_;
 
   std::unique_ptr<DeviceStream> pack_stream_;
   std::unique_ptr<DeviceStream> unpack_stream_;
   std::unique_ptr<DeviceStream> quantize_stream_;
+  std::unique_ptr<DeviceStream> beside_stream_;  // of DirectEnds::beside
+  std::unique_ptr<DeviceEvent> moved_beside_;
   std::unique_ptr<DeviceEvent> started_;
   std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
@@ -245,6 +254,7 @@ class RefitEnqueuer {
   uint32_t direct_multiprocessors_ = 0;  // of the last refit
   const BatchChoice* choice_ = nullptr;  // likewise; null: the schedule's
   bool pulls_ = false;                   // likewise: destinations read sources
+  bool moves_beside_ = false;            // likewise: some DirectEnds::beside
   bool is_timed_ = false;                // the last refit
   bool is_captured_ = false;             // likewise
   RunCounters counters_;

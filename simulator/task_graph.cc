@@ -55,6 +55,7 @@ constexpr absl::string_view kAskVerify =
 // all rounds.
 using Point = std::pair<int32_t, uint32_t>;  // rank and round
 constexpr uint32_t kBehindRounds = kNone;    // as a round, and as a part of one
+constexpr uint32_t kFirstGrant = kNone - 1;  // as a round
 
 // What a destination reads of a source behind the rounds, and not before.
 struct Pull {
@@ -109,8 +110,9 @@ class Builder {
     int32_t number = 0;
     double slowness = 1;
     TensorTable tensors;
-    std::vector<bool> is_dealt;  // by message of the program
-    uint32_t main = kNone;       // the last task of the caller's stream
+    std::vector<bool> is_dealt;    // by message of the program
+    uint32_t main = kNone;         // the last task of the caller's stream
+    std::vector<uint32_t> beside;  // ends of DirectEnds::beside
     uint32_t pack = kNone;
     uint32_t unpack = kNone;
     uint32_t quantize = kNone;
@@ -431,6 +433,10 @@ void Builder::AddRank(int32_t number) {
     }
   }
   AddQuantizes(rank, schedule, works.size(), quantizes);
+  if (!rank.beside.empty()) {
+    rank.main = Add(rank, TaskKind::kPoint, kNone, 0, {rank.main});
+    for (const uint32_t moved : rank.beside) AddWait(moved, rank.main);
+  }
   AddPulls(rank, schedule);
   if (delta_ != nullptr) AddEnd(rank, schedule);
 }
@@ -888,10 +894,15 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                         const DirectEnds& ends, const PeerTensors& peers) {
   const RoundWork& round = schedule.rounds()[work];
   const Point here(rank.number, round.index);
-  const uint32_t begin = Add(rank, TaskKind::kPoint, round.index, 0,
-                             {rank.main, At(rank.unpacked, round.relays),
-                              At(rank.quantized, round.quantized)});
-  if (!ends.grant.empty()) granted_[here] = begin;
+  const bool beside = ends.beside && delta_ == nullptr;
+  const uint32_t begin =
+      Add(rank, TaskKind::kPoint, round.index, 0,
+          {beside ? kNone : rank.main, At(rank.unpacked, round.relays),
+           At(rank.quantized, round.quantized)});
+  if (!ends.grant.empty()) {
+    granted_[here] = begin;
+    granted_.try_emplace(Point(rank.number, kFirstGrant), begin);
+  }
   uint32_t moved = begin;
   if (ends.moves) {
     const uint32_t start = Add(
@@ -927,6 +938,10 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                        AddWait(begin, message);
                      }
                    });
+  }
+  if (beside) {
+    rank.beside.push_back(moved);
+    return;
   }
   rank.main = moved;
   if (ends.await_finishes.empty()) return;
@@ -992,7 +1007,11 @@ absl::Status Builder::CheckMessages() const {
 absl::Status Builder::ResolvePoints() {
   const auto resolve = [&](const auto& awaited, const auto& points) {
     for (const auto& [point, task] : awaited) {
-      const auto found = points.find(point);
+      auto found = points.find(point);
+      // A rank at rest grants all in its first round.
+      if (found == points.end()) {
+        found = points.find(Point(point.first, kFirstGrant));
+      }
       if (found == points.end()) {
         return absl::InvalidArgumentError(absl::StrCat(
             "round ", point.second, ": rank ", graph_.tasks[task].rank,

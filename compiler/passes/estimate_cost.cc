@@ -51,8 +51,27 @@ double DealtSeconds(const Module& module, const RankLoad& load) {
              kDealtMessageSeconds;
 }
 
+// Whether each source moves what stays on its GPU beside its other rounds
+// (DirectEnds::beside in executor/direct_ends.h).
+bool MovesLocalBeside(const Module& module, const Load& load) {
+  const Stats& stats = module.stats;
+  const bool only_moves =
+      module.MechanismOf(Route::kLocal) == Mechanism::kDirect &&
+      stats.network_bytes == 0 && stats.relayed_bytes == 0 &&
+      module.quantizes.empty();
+  if (!only_moves) return false;
+  for (size_t rank = 0; rank < module.source.ranks.size(); ++rank) {
+    if (load[RouteIndex(Route::kLocal)][rank].sent_bytes >
+        load[RouteIndex(Route::kPeer)][rank].sent_bytes) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // What the rounds of each wave take: a round as long as its slowest rank.
-std::vector<double> TransferSeconds(const Module& module) {
+// `beside`: MovesLocalBeside.
+std::vector<double> TransferSeconds(const Module& module, bool beside) {
   const size_t world = static_cast<size_t>(module.world_size());
   // What counts of messages, close together: they are many.
   struct OfRound {
@@ -109,6 +128,10 @@ std::vector<double> TransferSeconds(const Module& module) {
       }
     }
     const Route route = module.rounds[static_cast<size_t>(round)].route;
+    if (beside && route == Route::kLocal) {
+      begin = end;
+      continue;
+    }
     seconds[static_cast<size_t>(messages[begin].wave)] +=
         module.RoundSeconds(route) +
         std::max(static_cast<double>(busiest) /
@@ -146,8 +169,9 @@ std::vector<double> QuantizeSeconds(const Module& module, QuantizedAt at) {
 // A wave is quantized at sources while the one before it travels, and at
 // destinations while the one after it does, in memory that the one before the
 // last has left.
-double PredictedSeconds(const Module& module) {
-  const std::vector<double> transfer = TransferSeconds(module);
+double PredictedSeconds(const Module& module, const Load& load) {
+  const std::vector<double> transfer =
+      TransferSeconds(module, MovesLocalBeside(module, load));
   const std::vector<double> before =
       QuantizeSeconds(module, QuantizedAt::kSource);
   const std::vector<double> after =
@@ -234,7 +258,7 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   stats.relayed_bytes = relayed_bytes;
   stats.moved_bytes =
       stats.local_bytes + stats.peer_bytes + stats.network_bytes;
-  stats.predicted_seconds = PredictedSeconds(module);
+  stats.predicted_seconds = PredictedSeconds(module, load);
   stats.binding_link = BindingLink(module, load);
   return absl::OkStatus();
 }

@@ -307,9 +307,17 @@ TEST_P(DeviceConformance, CopiesOnFewMultiprocessorsAreExact) {
                          {3000016, 1, 3000016, 3000016, 0},
                          {4096, 300, 8192, 12288, 0},
                          {4096, 300, 8192, 4096, 8}}) {  // not aligned
-    for (const uint32_t multiprocessors : {0u, 1u, 3u, 1000u}) {
+    using Way = DeviceUse::Way;
+    for (const DeviceUse& use :
+         std::vector<DeviceUse>{{.way = Way::kBulk},
+                                {.way = Way::kBulk, .at_most = 1},
+                                {.way = Way::kBulk, .at_most = 3},
+                                {.way = Way::kBulk, .at_most = 1000},
+                                {.way = Way::kFew},
+                                {.way = Way::kMost}}) {
       SCOPED_TRACE(testing::Message()
-                   << rows.bytes << " bytes, on " << multiprocessors);
+                   << rows.bytes << " bytes, way " << static_cast<int>(use.way)
+                   << ", at most " << use.at_most);
       std::vector<std::unique_ptr<DeviceMemory>> memory;
       std::vector<std::byte*> table;
       std::vector<Bytes> expected;
@@ -337,11 +345,7 @@ TEST_P(DeviceConformance, CopiesOnFewMultiprocessorsAreExact) {
       }
       auto prepared = device_->Prepare(table, {&batch, 1});
       ASSERT_TRUE(prepared.ok()) << prepared.status();
-      ASSERT_TRUE((*prepared)
-                      ->Enqueue(0, kStream, nullptr,
-                                {.way = DeviceUse::Way::kBulk,
-                                 .at_most = multiprocessors})
-                      .ok());
+      ASSERT_TRUE((*prepared)->Enqueue(0, kStream, nullptr, use).ok());
       for (size_t i = 0; i < table.size(); ++i) {
         EXPECT_TRUE(Download(*memory[i]) == expected[i]) << "entry " << i;
       }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -56,6 +57,39 @@ TEST(DirectEndsTest, SendersThatArePulledFromGrantOnce) {
   EXPECT_EQ(receiver[0].await_grants, Ranks({0, 1}));
   EXPECT_EQ(receiver[2].finish, Ranks({0, 1}));
   EXPECT_EQ(receiver[2].grant, Ranks());
+}
+
+// Each source rank feeds the rank of its own GPU in a round before the others.
+TEST(DirectEndsTest, RanksAtRestGrantAllInTheirFirstRound) {
+  const PlanFile plan =
+      CompiledPlan(ReshardJob(3, 3, "", R"(, "colocated": true)"));
+  const std::vector<DirectEnds> receiver = EndsOf(plan, 3);
+  ASSERT_EQ(receiver.size(), 2);
+  EXPECT_EQ(receiver[0].grant, Ranks({0, 1, 2}));
+  EXPECT_EQ(receiver[0].await_finishes, Ranks({0}));
+  EXPECT_EQ(receiver[1].grant, Ranks());
+  EXPECT_EQ(receiver[1].await_finishes, Ranks({1, 2}));
+  const std::vector<DirectEnds> sender = EndsOf(plan, 0);
+  ASSERT_EQ(sender.size(), 2);
+  EXPECT_EQ(sender[0].await_grants, Ranks({3}));
+  EXPECT_EQ(sender[1].await_grants, Ranks({4, 5}));
+  for (size_t round = 0; round < 2; ++round) {
+    EXPECT_TRUE(sender[round].is_timed && receiver[round].is_timed);
+    EXPECT_EQ(sender[round].beside, round == 0);
+    EXPECT_FALSE(receiver[round].beside);
+  }
+}
+
+// A destination rank that reads moves beside, too.
+TEST(DirectEndsTest, RanksWhoseMemoryOthersUseMoveNothingBeside) {
+  const PlanFile plan =
+      CompiledPlan(ReshardJob(3, 3, "", R"(, "colocated": true)"));
+  PeerTensors peers;
+  peers.pulled_by = {5};
+  EXPECT_FALSE(EndsOf(plan, 0, peers)[0].beside);
+  peers = {};
+  peers.pulled_from = {0, 1, 2};
+  EXPECT_TRUE(EndsOf(plan, 3, peers)[0].beside);
 }
 
 TEST(DirectEndsTest, RelaysGrantAndAreToldInEveryRound) {

@@ -22,6 +22,8 @@ using Uses = std::set<DeviceUse>;
 
 constexpr DeviceUse kAll = {};
 constexpr DeviceUse kAllInBulk = {.way = DeviceUse::Way::kBulk};
+constexpr DeviceUse kFew = {.way = DeviceUse::Way::kFew};
+constexpr DeviceUse kMost = {.way = DeviceUse::Way::kMost};
 
 DeviceUse AtMost(uint32_t multiprocessors) {
   return {.way = DeviceUse::Way::kBulk, .at_most = multiprocessors};
@@ -30,6 +32,9 @@ DeviceUse AtMost(uint32_t multiprocessors) {
 // Notes how GPUs would be used by the batches that are enqueued.
 class NotingDevice : public HostDevice {
  public:
+  bool copies_in_bulk = false;
+
+  bool CopiesInBulk() const override { return copies_in_bulk; }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override {
@@ -128,22 +133,31 @@ TEST(DirectMultiprocessorsTest, TheRunsNumberGoesBeforeTheJobs) {
   EXPECT_EQ(world.Refit(device, 0), Uses{AtMost(16)});
 }
 
-TEST(DirectMultiprocessorsTest, WithoutANumberAllAreUsed) {
+TEST(DirectMultiprocessorsTest, WithoutANumberAllCopyInBulk) {
   NotingDevice device;
   const PlanFile plan = DirectReshardPlan(R"("fan_out": "none")");
   NotedWorld world(plan, device);
   world.Bind();
-  EXPECT_EQ(world.Refit(device, 0), Uses{kAll});
+  EXPECT_EQ(world.Refit(device, 0), Uses{kAllInBulk});
   EXPECT_EQ(world.Refit(device, 1), Uses{AtMost(1)});
 }
 
-TEST(DirectMultiprocessorsTest, RelaysTakeAllInBulk) {
-  NotingDevice device;
-  const PlanFile plan = RelayPlan({.layers = 4}).Open();
-  NotedWorld world(plan, device);
-  world.Bind();
-  EXPECT_EQ(world.Refit(device, 0), Uses{kAllInBulk});
-  EXPECT_EQ(world.Refit(device, 3), Uses{AtMost(3)});
+// Three ranks of each side share three GPUs: a third of the bytes stays on its
+// GPU.
+TEST(DirectMultiprocessorsTest, RoundsOnOneGpuGoBesideOthersInBulk) {
+  const PlanFile plan =
+      CompiledPlan(ReshardJob(3, 3, "", R"(, "colocated": true)"));
+  for (const bool in_bulk : {true, false}) {
+    NotingDevice device;
+    device.copies_in_bulk = in_bulk;
+    NotedWorld world(plan, device);
+    world.Bind();
+    EXPECT_EQ(world.Refit(device, 0),
+              in_bulk ? Uses({kFew, kMost}) : Uses({kAll, kAllInBulk}));
+    EXPECT_EQ(world.Refit(device, 5),
+              in_bulk ? Uses({kFew, AtMost(5)}) : Uses({kAll, AtMost(5)}));
+    world.ExpectEveryElementRight(plan);
+  }
 }
 
 TEST(DirectMultiprocessorsTest, StagedRoundsAreNotBounded) {

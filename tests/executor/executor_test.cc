@@ -394,9 +394,7 @@ TEST(ExecutorTest, StagedRefitsAreAGraphFromTheSecondOn) {
   }
 }
 
-// A relay waits for its peers in each round, so that many rounds cost many
-// calls.
-TEST(ExecutorTest, ManyDirectRoundsAreAGraphFewAreNot) {
+TEST(ExecutorTest, DirectRoundsAreAGraph) {
   const PlanFile relays = RelayPlan({.replicas = 3, .layers = 4}).Open();
   RecordingWorld many(relays);
   many.Bind();
@@ -408,8 +406,8 @@ TEST(ExecutorTest, ManyDirectRoundsAreAGraphFewAreNot) {
       ReshardPlan({.layers = 1, .mechanism = fb::Mechanism::kDirect}).Open();
   RecordingWorld few(one_round);
   few.Bind();
-  EXPECT_EQ(few.LaunchesOf(one_round, 2), (Launches{0, 0}));
-  EXPECT_EQ(few.recording.recordings, 0);
+  EXPECT_EQ(few.LaunchesOf(one_round, 2), (Launches{0, ranks}));
+  EXPECT_EQ(few.recording.recordings, one_round.world_size());
 }
 
 TEST(ExecutorTest, BindMakesAnotherGraph) {
@@ -539,7 +537,7 @@ TEST(ExecutorTest, NothingIsRecordedUnasked) {
       ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
   RecordingWorld refused(staged, {.graph = false});
   RecordingWorld timed(staged, {.time_rounds = true});
-  RecordingWorld stored(direct);
+  RecordingWorld stored(direct, {.graph = false});
   for (auto& [world, plan] :
        {std::pair(&refused, &staged), std::pair(&timed, &staged),
         std::pair(&stored, &direct)}) {

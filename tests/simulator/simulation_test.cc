@@ -512,6 +512,21 @@ TEST(Simulation, RanksOfOneGpuShareItsLinks) {
   EXPECT_EQ(simulation.graph.links.size(), 2u);
 }
 
+// Rank 0 copies to rank 2, which has the same GPU, while it sends to rank 3.
+TEST(Simulation, RoundsOnOneGpuGoBesideOthersUnlessTheyAreMostOfThem) {
+  for (const auto& [here, elsewhere, seconds] :
+       {std::tuple(60, 100, 100), std::tuple(100, 60, 160)}) {
+    Traffic traffic(2, 4);
+    traffic.spec().colocated = true;
+    traffic.Round(fb::Route::kLocal, kDirect)
+        .Send(0, 2, here)
+        .Round(fb::Route::kPeer, kDirect)
+        .Send(0, 3, elsewhere);
+    EXPECT_DOUBLE_EQ(SimulateSpec(traffic.spec(), BytesAlone()).seconds,
+                     seconds);
+  }
+}
+
 TEST(Simulation, TheSamePlanGivesTheSameTimesBitForBit) {
   const PlanFile plan = OpenSpec(SampleSpec());
   const absl::StatusOr<Simulation> a = Simulate(plan, {});

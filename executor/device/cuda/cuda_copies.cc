@@ -626,9 +626,17 @@ class CudaPreparedCopies : public PreparedCopies {
                 all};
       case DeviceUse::Way::kBesideRounds:
         return {std::max(1u, blocks / kHalfDivisor), bulk_blocks_[batch]};
+      case DeviceUse::Way::kFew:
+        return {std::min(blocks, Few() * kBlocksPerMultiprocessor), Few()};
+      case DeviceUse::Way::kMost:
+        return {std::min(blocks, (all - Few()) * kBlocksPerMultiprocessor),
+                all - Few()};
     }
     return {};
   }
+
+  // Multiprocessors of kFew.
+  uint32_t Few() const { return 2 * limits_.link_multiprocessors; }
 
   const int device_;
   const CudaKernelLimits limits_;

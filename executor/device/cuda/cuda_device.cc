@@ -220,6 +220,8 @@ class CudaDevice : public Device {
 
   bool CopiesUnaligned() const override { return false; }
 
+  bool CopiesInBulk() const override { return limits_.has_bulk_copies; }
+
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override {
     const ScopedDevice current(ordinal_);

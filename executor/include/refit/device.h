@@ -220,6 +220,8 @@ struct DeviceUse {
     kBesideDigests,  // of what a checked refit moves: as few as keep the link
                      // busy beside its digests
     kBesideRounds,   // of digests: half of them, while the rounds go on
+    kFew,            // somewhat more than a link needs, in bulk: beside kMost
+    kMost,           // all others, in bulk
   };
   Way way = Way::kShare;
   uint32_t at_most = 0;  // of kBulk: multiprocessors; 0: all
@@ -507,6 +509,10 @@ class Device {
 
   // Whether its memory is the host's.
   virtual bool IsHost() const { return false; }
+
+  // Whether it has bulk copies, which need so few multiprocessors that others
+  // have room beside them.
+  virtual bool CopiesInBulk() const { return false; }
 
   // Whether copies accept elements that are not aligned to their size.
   virtual bool CopiesUnaligned() const = 0;

@@ -95,11 +95,11 @@ struct ExecutorOptions {
   Device* device = nullptr;        // must outlive the executor
   Transport* transport = nullptr;  // of `rank`; must outlive the executor
 
-  // On a GPU, staged rounds, and four direct ones or more, are recorded when
-  // the first refit after a Connect or Bind has been waited for, and launched
-  // as one CUDA graph from then on; false: enqueued one by one each time. Not
-  // while the rounds are timed, and not in a plan with options.delta. The ranks
-  // agree on it at Connect: if one does not record, or could not, none does.
+  // On a GPU the rounds are recorded in the first Wait after a Connect or Bind,
+  // and launched as one CUDA graph from then on; false: enqueued one by one
+  // each time. Not by ranks that share their GPU in direct rounds, not while
+  // the rounds are timed, and not in a plan with options.delta. The ranks agree
+  // on it at Connect: if one does not record, or could not, none does.
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;

@@ -246,10 +246,10 @@ typedef struct refit_executor_options {
   int32_t rank;     /* global; the rendezvous' where there is one */
   int32_t reserved; /* must be 0 */
   /* Each is 0 or 1. */
-  /* 1: a GPU's rounds are enqueued one by one at each run. 0: staged ones, and
-   * four direct ones or more, are recorded when the first run after a connect
-   * or bind has been waited for, and launched as one CUDA graph from then on.
-   * If one rank does not record its rounds, none does: connect agrees on it. */
+  /* 1: a GPU's rounds are enqueued one by one at each run. 0: they are recorded
+   * in the first wait after a connect or bind, and launched as one CUDA graph
+   * from then on. Not by ranks that share their GPU in direct rounds. If one
+   * rank does not record its rounds, none does: connect agrees on it. */
   int32_t without_graph;
   /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
    * graph out. */
@@ -367,9 +367,9 @@ typedef struct refit_traffic {
   uint64_t bytes_received;
 } refit_traffic;
 
-/* What one rank did in its last run. Messages of direct rounds count whole, also
- * where a delta stores less: refit_delta_report.stored_bytes tells that when the
- * refit is over. */
+/* What one rank did in its last run. Messages of direct rounds count whole,
+ * also where a delta stores less: refit_delta_report.stored_bytes tells that
+ * when the refit is over. */
 typedef struct refit_counters {
   size_t struct_size;
   uint64_t rounds;
