@@ -82,6 +82,7 @@ class Executor:
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
                  rendezvous: Optional[Rendezvous] = None, snapshot_on_host: bool = False):
         _check_plan(plan)
+        _check_flag("snapshot_on_host", snapshot_on_host)
         ordinal = _cuda_ordinal(device)
         if fabric is not None and ordinal is not None:  # before a GPU is asked for
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
@@ -214,6 +215,8 @@ class Executor:
         so that others can work beside the refit. 0: the plan's options.direct_multiprocessors, all unless the job bounds it.
         Ranks may differ in it.
         """
+        _check_flag("check", check)
+        _check_flag("dense", dense)
         if not 0 <= direct_multiprocessors < 2**32:
             raise InvalidArgument(f"direct_multiprocessors is {direct_multiprocessors}; wanted 0 or more, below 2**32")
         addresses = [locate() for locate in self._locators]
@@ -446,6 +449,11 @@ def ucx_library() -> tuple[str, str]:
 def _check_plan(plan: Any) -> None:
     if not isinstance(plan, Plan):
         raise InvalidArgument(f"the plan is a {type(plan).__name__}; wanted a refit.Plan: refit.Plan.load(path)")
+
+
+def _check_flag(name: str, flag: Any) -> None:
+    if not isinstance(flag, bool):
+        raise InvalidArgument(f"{name} is {flag!r}; wanted True or False")
 
 
 def _cuda_ordinal(device: Any) -> Optional[int]:

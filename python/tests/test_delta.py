@@ -182,6 +182,15 @@ def test_one_rank_may_ask_for_a_dense_refit(tiny_job):
     assert world.tensors[3]["layers.0.weight"].all()
 
 
+@pytest.mark.parametrize("flag", ["check", "dense"])
+def test_a_flag_that_is_no_bool_is_refused_by_name(tiny_job, flag):
+    world = world_of(tiny_job, True)
+    with pytest.raises(refit.InvalidArgument, match=f"^{flag} is 1; wanted True or False$"):
+        world.executors[0].run(**{flag: 1})
+    with pytest.raises(refit.InvalidArgument, match="^snapshot_on_host is 'yes'; wanted True or False$"):
+        refit.Executor(world.executors[0].plan, 0, snapshot_on_host="yes")
+
+
 def test_a_plan_without_deltas_is_dense_anyway(tiny_job):
     world = world_of(tiny_job, False)
     world.on_all(lambda rank: world.executors[rank].run(dense=True, timeout=20))
