@@ -30,6 +30,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+double PassedSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Adds to `seconds` how long the call takes.
+template <typename Call>
+auto Timed(double& seconds, const Call& call) {
+  const Clock::time_point start = Clock::now();
+  auto result = call();
+  seconds += PassedSince(start);
+  return result;
+}
+
 // A timeout too long for the clock means no deadline.
 Deadline DeadlineAfter(std::chrono::nanoseconds timeout) {
   const Clock::time_point now = Clock::now();
@@ -516,6 +529,8 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
         " addresses, Bind ", bound_->addresses.size(), " tensors"));
   }
   const Deadline deadline = DeadlineAfter(options.timeout);
+  began_ = Clock::now();
+  agree_seconds_ = 0;
   const bool in_flight = state_ == ExecutorState::kRunning;
   const absl::StatusOr<bool> capturing = options_.device->IsCapturing(stream);
   if (in_flight && capturing.ok() && *capturing) {
@@ -532,9 +547,11 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   bool check = options.check;
   absl::Status status;
   if (versions_ != nullptr && !is_captured) {
-    status =
-        versions_->Agree(options.dense, FindRung(stream, options, deadline),
-                         *options_.transport, deadline);
+    const absl::StatusOr<size_t> rung = FindRung(stream, options, deadline);
+    status = Timed(agree_seconds_, [&] {
+      return versions_->Agree(options.dense, rung, *options_.transport,
+                              deadline);
+    });
     check |= versions_->is_delta() && plan_.body().delta()->check();
   }
   checks_ = check || (in_flight && checks_);
@@ -561,7 +578,10 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();
-  if (status.ok()) status = options_.transport->EndRefit(stream);
+  if (status.ok()) {
+    status = Timed(agree_seconds_,
+                   [&] { return options_.transport->EndRefit(stream); });
+  }
   in_flight_ = (in_flight ? in_flight_ : 0) + 1;
   if (!status.ok()) {
     options_.transport->Abort(status);
@@ -600,7 +620,8 @@ absl::Status Executor::Wait() {
     enqueuer_->Record(RecordTime::kBehindOwnEnd);
     NoticeRecording();
     options_.transport->OfferReplay(enqueuer_->MayReplay());
-    status = options_.transport->Wait();
+    status =
+        Timed(agree_seconds_, [&] { return options_.transport->Wait(); });
     status.Update(coded);
   }
   if (status.ok()) enqueuer_->AgreeToReplay(options_.transport->AllReplay());
@@ -640,7 +661,9 @@ absl::Status Executor::PrepareCheck(Deadline deadline) {
   HandshakeRecord record = Record(HandshakeStage::kCheck);
   record.ready = made.ok();
   record.why = std::string(made.message());
-  const absl::Status agreed = options_.transport->Handshake(record, deadline);
+  const absl::Status agreed = Timed(agree_seconds_, [&] {
+    return options_.transport->Handshake(record, deadline);
+  });
   return made.ok() ? agreed : made;
 }
 
@@ -703,6 +726,8 @@ absl::Status Executor::ReportDelta() {
     if (!checked.ok()) return checked.status();
     report->check_seconds = *checked;
   }
+  report->agree_seconds = agree_seconds_;
+  report->total_seconds = PassedSince(began_);
   delta_report_ = *std::move(report);
   versions_->Commit();
   return absl::OkStatus();
@@ -800,7 +825,9 @@ absl::Status Executor::PerformHooksTogether() {
   HandshakeRecord record = Record(HandshakeStage::kPostHooks);
   record.ready = performed.ok();
   record.why = std::string(performed.message());
-  const absl::Status agreed = options_.transport->Handshake(record, deadline_);
+  const absl::Status agreed = Timed(agree_seconds_, [&] {
+    return options_.transport->Handshake(record, deadline_);
+  });
   if (thrown != nullptr) std::rethrow_exception(thrown);
   return performed.ok() ? agreed : performed;
 }

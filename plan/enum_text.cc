@@ -106,6 +106,12 @@ std::string RouteText(fb::Route route, fb::Mechanism mechanism) {
   return text;
 }
 
+std::string RungText(uint32_t elements_per_slot) {
+  return elements_per_slot == 0   ? "direct"
+         : elements_per_slot == 1 ? "whole"
+                                  : absl::StrCat("1/", elements_per_slot);
+}
+
 std::string DeltaText(const fb::Delta& delta) {
   std::string text =
       absl::StrCat("changes ", EnumText(delta.changes()), " dense_every ",

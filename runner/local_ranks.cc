@@ -43,7 +43,8 @@ void AddDelta(const std::optional<DeltaReport>& of_rank,
        {&DeltaReport::move_seconds, &DeltaReport::keep_seconds,
         &DeltaReport::find_seconds, &DeltaReport::encode_seconds,
         &DeltaReport::wire_seconds, &DeltaReport::apply_seconds,
-        &DeltaReport::check_seconds}) {
+        &DeltaReport::check_seconds, &DeltaReport::agree_seconds,
+        &DeltaReport::total_seconds}) {
     (*all).*seconds = std::max((*all).*seconds, (*of_rank).*seconds);
   }
 }

@@ -57,6 +57,8 @@ void VisitDelta(Delta& delta, const Field& field) {
   field(delta.wire_seconds);
   field(delta.apply_seconds);
   field(delta.check_seconds);
+  field(delta.agree_seconds);
+  field(delta.total_seconds);
 }
 
 template <typename Round, typename Field>

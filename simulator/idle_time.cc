@@ -86,7 +86,10 @@ std::pair<std::string, Owner> NamesOf(const PlanFile& plan,
   if (task.kind == TaskKind::kAgree) {
     return {TaskKindText(task.kind), {.text = "all ranks"}};
   }
-  if (task.kind != TaskKind::kMessage) return {TaskKindText(task.kind), rank};
+  if (task.kind != TaskKind::kMessage) {
+    return {TaskKindText(task.kind, simulation.options.change_rate.has_value()),
+            rank};
+  }
   const Message& message = simulation.graph.messages[task.message];
   const bool is_dealt =
       IsDealt(plan.body(), message.round, static_cast<uint32_t>(message.source),

@@ -61,9 +61,12 @@ void SimulationPrinter::PrintOptions() {
   }
   if (options.change_rate.has_value()) {
     Real("change_rate", *options.change_rate);
-    Number("rung", graph_.rung);
+    Text("rung", RungText(graph_.rung));
+    Number("stored_bytes", simulation_.StoredBytes());
     Number("dense_bytes", graph_.dense_bytes);
     Real("dense_seconds", simulation_.dense_seconds);
+    Number("dense_every", simulation_.dense_every);
+    Real("average_seconds", simulation_.average_seconds);
   }
 }
 
@@ -80,7 +83,8 @@ void SimulationPrinter::PrintCriticalPath() {
   for (const uint32_t number : simulation_.critical_path) {
     const Task& task = graph_.tasks[number];
     OpenObject();
-    Text("kind", TaskKindText(task.kind));
+    Text("kind",
+         TaskKindText(task.kind, simulation_.options.change_rate.has_value()));
     Number("rank", static_cast<uint64_t>(task.rank));
     if (task.round != kNone) Number("round", task.round);
     Real("begin_seconds", simulation_.times[number].begin);

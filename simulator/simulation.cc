@@ -290,26 +290,26 @@ Options OptionsOf(Executor executor) {
   return options;
 }
 
-const char* TaskKindText(TaskKind kind) {
+const char* TaskKindText(TaskKind kind, bool is_delta) {
   switch (kind) {
     case TaskKind::kMessage:
       return "message";
     case TaskKind::kPack:
-      return "pack";
+      return is_delta ? "encode" : "pack";
     case TaskKind::kStart:
       return "start";
     case TaskKind::kDealtStart:
       return "start of dealt messages";
     case TaskKind::kUnpack:
-      return "unpack";
+      return is_delta ? "apply" : "unpack";
     case TaskKind::kQuantize:
       return "quantize";
     case TaskKind::kFind:
-      return "find what changed";
+      return "find";
     case TaskKind::kAgree:
       return "agree";
     case TaskKind::kKeep:
-      return "keep it in the snapshot, or clear bitmaps";
+      return "keep";
     case TaskKind::kCheck:
       return "check";
     case TaskKind::kPoint:
@@ -327,6 +327,14 @@ std::vector<uint32_t> BusiestLinks(const TaskGraph& graph) {
     if (graph.links[i].BusySeconds() >= kAsBusy * most) busiest.push_back(i);
   }
   return busiest;
+}
+
+uint64_t Simulation::StoredBytes() const {
+  uint64_t bytes = 0;
+  for (const Message& message : graph.messages) {
+    bytes += graph.equal_ranks.CountOf(message.source) * message.size_bytes;
+  }
+  return bytes;
 }
 
 uint32_t Simulation::BindingLink() const {
@@ -368,6 +376,12 @@ absl::StatusOr<Simulation> Simulate(const PlanFile& plan,
     const absl::StatusOr<Simulation> whole = Simulate(plan, dense);
     if (!whole.ok()) return whole.status();
     simulation.dense_seconds = whole->seconds;
+    simulation.dense_every = plan.body().delta()->dense_every();
+    simulation.average_seconds = simulation.seconds;
+    if (simulation.dense_every > 0) {
+      simulation.average_seconds +=
+          (whole->seconds - simulation.seconds) / simulation.dense_every;
+    }
   }
   return simulation;
 }

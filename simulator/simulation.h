@@ -160,7 +160,8 @@ enum class TaskKind : uint8_t {
   kCheck,  // of what the rank holds
   kPoint,  // takes no time; others wait for it
 };
-const char* TaskKindText(TaskKind kind);
+// `is_delta`: in the words of a delta's report, where packing is encoding.
+const char* TaskKindText(TaskKind kind, bool is_delta = false);
 
 inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
@@ -235,8 +236,14 @@ struct Simulation {
   std::vector<uint32_t> critical_path;  // tasks, in order of time; no kPoint
   std::vector<RateChange> rates;        // ascending by time
   double seconds = 0;
-  // Of a dense refit, where only what changed is sent; else 0.
+  // Where only what changed is sent, else 0: of a dense refit; the plan's
+  // dense_every, and what its refits take on average with that many dense ones.
   double dense_seconds = 0;
+  uint32_t dense_every = 0;
+  double average_seconds = 0;
+
+  // Of all messages.
+  uint64_t StoredBytes() const;
 
   // The one of BusiestLinks that messages of the critical path cross for the
   // longest time. kNone if nothing moves.

@@ -53,7 +53,8 @@ void AddCriticalPath(const PlanFile& plan, const Simulation& simulation,
   std::vector<uint32_t> messages;
   for (const uint32_t number : simulation.critical_path) {
     const Task& task = simulation.graph.tasks[number];
-    std::string what = TaskKindText(task.kind);
+    std::string what =
+        TaskKindText(task.kind, simulation.options.change_rate.has_value());
     if (task.kind == TaskKind::kMessage) {
       messages.push_back(number);
       const uint32_t link = simulation.bottlenecks[task.message];
@@ -139,20 +140,25 @@ void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
 
 // Of a refit that sends only what changed.
 std::string ChangeText(const Simulation& simulation) {
-  const uint32_t rung = simulation.graph.rung;
-  uint64_t bytes = 0;
-  for (const Message& message : simulation.graph.messages) {
-    bytes += simulation.graph.equal_ranks.CountOf(message.source) *
-             message.size_bytes;
-  }
-  return absl::StrFormat(
-      "changed        %g %%: %d of %d bytes%s; %.3f x a dense refit of this plan, %.6g s",
-      100 * *simulation.options.change_rate, bytes,
-      simulation.graph.dense_bytes,
-      rung == 0   ? ""
-      : rung == 1 ? ", staged messages whole"
-                  : absl::StrCat(", rung 1/", rung),
+  const uint64_t bytes = simulation.StoredBytes();
+  // In the words of refit-run's reports.
+  std::string text = absl::StrFormat(
+      "delta          rung %s, change rate %g %%, stored %d of dense %d bytes "
+      "(%.3f %%); %.3f x a dense refit of this plan, %.6g s",
+      RungText(simulation.graph.rung), 100 * *simulation.options.change_rate,
+      bytes, simulation.graph.dense_bytes,
+      simulation.graph.dense_bytes == 0
+          ? 0
+          : 100 * static_cast<double>(bytes) /
+                static_cast<double>(simulation.graph.dense_bytes),
       simulation.seconds / simulation.dense_seconds, simulation.dense_seconds);
+  if (simulation.dense_every > 0) {
+    absl::StrAppendFormat(
+        &text,
+        "\naverage        %.6g s, with a dense refit in %d (dense_every)",
+        simulation.average_seconds, simulation.dense_every);
+  }
+  return text;
 }
 
 void AddRounds(const Simulation& simulation, std::string& text) {

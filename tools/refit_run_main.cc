@@ -62,8 +62,7 @@ std::string PostHooksText(const RunOfRanksResult& result) {
 // Which of the plan's programs a refit ran.
 std::string RungOf(const RefitMeasurement& refit) {
   if (!refit.delta.has_value() || !refit.delta->is_delta) return "dense";
-  const uint32_t rung = refit.delta->rung;
-  return rung == 0 ? "direct" : rung == 1 ? "whole" : absl::StrCat("1/", rung);
+  return refit::RungText(refit.delta->rung);
 }
 
 double Percent(uint64_t part, uint64_t whole) {
@@ -72,7 +71,8 @@ double Percent(uint64_t part, uint64_t whole) {
              : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// A line for each refit of a plan with deltas.
+// A line for each refit of a plan with deltas, in the words of DeltaJson and of
+// refit-sim.
 std::string DeltaText(const RunOfRanksResult& result) {
   std::string text;
   for (size_t i = 0; i < result.refits.size(); ++i) {
@@ -86,24 +86,25 @@ std::string DeltaText(const RunOfRanksResult& result) {
       continue;
     }
     const refit::DeltaReport& delta = *refit.delta;
-    if (delta.is_delta) {
-      absl::StrAppendFormat(&text, ", rate %.3f %% (%d of %d elements)",
-                            100 * delta.change_rate(), delta.changed_elements,
+    if (!delta.is_delta) absl::StrAppendFormat(&text, " (%s)", delta.why_dense);
+    if (const std::optional<double> rate = delta.change_rate()) {
+      absl::StrAppendFormat(&text, ", change rate %.3f %% (%d of %d elements)",
+                            100 * *rate, delta.changed_elements,
                             delta.elements);
-    } else {
-      absl::StrAppendFormat(&text, " (%s)", delta.why_dense);
     }
     absl::StrAppendFormat(
         &text,
-        ", %d of %d bytes (%.3f %%), %.6f s (find %.6f, encode %.6f, wire "
-        "%.6f, apply %.6f, check %.6f; rounds %.6f, keeping %.6f), version %d",
+        ", stored %d of dense %d bytes (%.3f %%), %.6f s (agree %.6f, find "
+        "%.6f, encode %.6f, wire %.6f, apply %.6f, keep %.6f, check %.6f; move "
+        "%.6f, total %.6f), version %d",
         delta.stored_bytes, delta.dense_bytes,
         Percent(delta.stored_bytes, delta.dense_bytes), refit.seconds,
-        delta.find_seconds, delta.encode_seconds, delta.wire_seconds,
-        delta.apply_seconds, delta.check_seconds, delta.move_seconds,
-        delta.keep_seconds, delta.version);
+        delta.agree_seconds, delta.find_seconds, delta.encode_seconds,
+        delta.wire_seconds, delta.apply_seconds, delta.keep_seconds,
+        delta.check_seconds, delta.move_seconds, delta.total_seconds,
+        delta.version);
     if (delta.is_delta) {
-      absl::StrAppendFormat(&text, " over %d", delta.base_version);
+      absl::StrAppendFormat(&text, ", base version %d", delta.base_version);
     }
     text += "\n";
   }
@@ -115,18 +116,22 @@ std::string DeltaJson(const RefitMeasurement& refit) {
       absl::StrFormat(",\n     \"delta\": {\"rung\": \"%s\"", RungOf(refit));
   if (refit.delta.has_value()) {
     const refit::DeltaReport& of = *refit.delta;
+    const std::optional<double> rate = of.change_rate();
     absl::StrAppendFormat(
         &text,
-        ", \"why_dense\": \"%s\", \"change_rate\": %.9f, \"elements\": %d, "
-        "\"changed_elements\": %d, \"stored_bytes\": %d, \"dense_bytes\": "
+        ", \"why_dense\": \"%s\", \"change_rate\": %s, \"elements\": %d, "
+        "\"changed_elements\": %s, \"stored_bytes\": %d, \"dense_bytes\": "
         "%d, \"base_version\": %d, \"version\": %d, \"move_seconds\": %.9f, "
         "\"keep_seconds\": %.9f, \"find_seconds\": %.9f, "
         "\"encode_seconds\": %.9f, \"wire_seconds\": %.9f, "
-        "\"apply_seconds\": %.9f, \"check_seconds\": %.9f",
-        of.why_dense, of.change_rate(), of.elements, of.changed_elements,
+        "\"apply_seconds\": %.9f, \"check_seconds\": %.9f, "
+        "\"agree_seconds\": %.9f, \"total_seconds\": %.9f",
+        of.why_dense, rate ? absl::StrFormat("%.9f", *rate) : "null",
+        of.elements, rate ? absl::StrCat(of.changed_elements) : "null",
         of.stored_bytes, of.dense_bytes, of.base_version, of.version,
         of.move_seconds, of.keep_seconds, of.find_seconds, of.encode_seconds,
-        of.wire_seconds, of.apply_seconds, of.check_seconds);
+        of.wire_seconds, of.apply_seconds, of.check_seconds, of.agree_seconds,
+        of.total_seconds);
   }
   return text + "}";
 }

@@ -309,7 +309,9 @@ refit_delta_report ToC(const DeltaReport& report) {
           .encode_seconds = report.encode_seconds,
           .wire_seconds = report.wire_seconds,
           .apply_seconds = report.apply_seconds,
-          .check_seconds = report.check_seconds};
+          .check_seconds = report.check_seconds,
+          .agree_seconds = report.agree_seconds,
+          .total_seconds = report.total_seconds};
 }
 
 // Gives a caller's struct, whose size the caller set, what is known `now`. What

@@ -43,8 +43,8 @@ class DeltaReport(NamedTuple):
     why_dense: str  # a clause; "" if is_delta
     base_version: int  # of a delta: what it changed
     version: int  # what all ranks hold now
-    elements: int  # that this rank sends and a delta may leave out, once for each receiver
-    changed_elements: int  # of these; a dense refit does not count them
+    elements: int  # that this rank sends and a delta may leave out, once for each receiver: 0 on a destination
+    changed_elements: int  # of these; 0 of a dense refit, which does not count them
     stored_bytes: int  # to others' tensors, or sent in staged rounds
     dense_bytes: int  # of a dense refit
     move_seconds: float  # of the rounds, with waits for others, and of choosing a rung
@@ -61,10 +61,15 @@ class DeltaReport(NamedTuple):
     wire_seconds: float = 0.0
     apply_seconds: float = 0.0  # to store what staged rounds received
     check_seconds: float = 0.0  # digests, and their comparison with waits for others; 0: not checked
+    # Agreeing with the other ranks, with waits for them: before the rounds on the version, the rung and that all can check,
+    # behind them on the end.
+    agree_seconds: float = 0.0
+    total_seconds: float = 0.0  # from the call of run to the end of wait, with what the caller did between
 
     @property
-    def change_rate(self) -> float:
-        return self.changed_elements / self.elements if self.elements else 0.0
+    def change_rate(self) -> Optional[float]:
+        """Of the elements that a delta may leave out. None where it was not counted: of a dense refit, and on destinations."""
+        return self.changed_elements / self.elements if self.is_delta and self.elements else None
 
 
 class Executor:

@@ -195,22 +195,22 @@ class RankExecutor {
 
   // is_delta, why_dense, base_version, version, elements, changed_elements,
   // stored_bytes, dense_bytes, move_seconds, keep_seconds, rung, then
-  // find_seconds, encode_seconds, wire_seconds, apply_seconds, check_seconds.
+  // find_seconds, encode_seconds, wire_seconds, apply_seconds, check_seconds,
+  // agree_seconds, total_seconds.
   using ReportTuple =
       std::tuple<bool, std::string, uint64_t, uint64_t, uint64_t, uint64_t,
                  uint64_t, uint64_t, double, double, uint32_t, double, double,
-                 double, double, double>;
+                 double, double, double, double, double>;
   std::optional<ReportTuple> LastDelta() const {
     const std::optional<DeltaReport>& report = executor().delta_report();
     if (!report.has_value()) return std::nullopt;
-    return ReportTuple(report->is_delta, report->why_dense,
-                       report->base_version, report->version, report->elements,
-                       report->changed_elements, report->stored_bytes,
-                       report->dense_bytes, report->move_seconds,
-                       report->keep_seconds, report->rung,
-                       report->find_seconds, report->encode_seconds,
-                       report->wire_seconds, report->apply_seconds,
-                       report->check_seconds);
+    return ReportTuple(
+        report->is_delta, report->why_dense, report->base_version,
+        report->version, report->elements, report->changed_elements,
+        report->stored_bytes, report->dense_bytes, report->move_seconds,
+        report->keep_seconds, report->rung, report->find_seconds,
+        report->encode_seconds, report->wire_seconds, report->apply_seconds,
+        report->check_seconds, report->agree_seconds, report->total_seconds);
   }
 
   nb::dict Counters() const {

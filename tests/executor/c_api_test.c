@@ -730,7 +730,8 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_run_options, dense) == 36);
   EXPECT(offsetof(refit_run_options, direct_multiprocessors) == 40);
   EXPECT(sizeof(refit_changes) == 24);
-  EXPECT(sizeof(refit_delta_report) == 128);
+  EXPECT(sizeof(refit_delta_report) == 144);
+  EXPECT(offsetof(refit_delta_report, agree_seconds) == 128);
   EXPECT(offsetof(refit_delta_report, find_seconds) == 88);
   EXPECT(sizeof(refit_marking_cast) == 56);
   EXPECT(offsetof(refit_delta_report, rung) == 12);
@@ -1259,6 +1260,8 @@ static void TestDeltas(void) {
   EXPECT(report.dense_bytes == kRankBytes);
   EXPECT(report.move_seconds > 0);
   EXPECT(report.wire_seconds > 0 && report.check_seconds > 0);
+  EXPECT(report.agree_seconds > 0);
+  EXPECT(report.total_seconds > report.agree_seconds + report.wire_seconds);
   EXPECT(report.find_seconds == 0 && report.encode_seconds == 0);
   EXPECT(report.apply_seconds == 0);
   /* A caller of the first version, whose struct ended there. */
@@ -1268,6 +1271,12 @@ static void TestDeltas(void) {
   EXPECT(report.struct_size == offsetof(refit_delta_report, find_seconds));
   EXPECT(report.changed_elements == 1);
   EXPECT(report.find_seconds == 7 && report.check_seconds == 7);
+  /* And one of the second, which ended behind check_seconds. */
+  report.agree_seconds = report.total_seconds = 7;
+  report.struct_size = offsetof(refit_delta_report, agree_seconds);
+  OK(refit_executor_delta_report(ranks[1].executor, &report));
+  EXPECT(report.check_seconds > 0 && report.check_seconds < 7);
+  EXPECT(report.agree_seconds == 7 && report.total_seconds == 7);
   report = ReportOf(&ranks[0]);
   EXPECT(report.changed_elements == 0 && report.stored_bytes == 0);
 

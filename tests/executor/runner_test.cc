@@ -87,7 +87,9 @@ TEST(RankReportTest, DeltasOfRanksAddUp) {
                         .encode_seconds = 4,
                         .wire_seconds = 5,
                         .apply_seconds = 6,
-                        .check_seconds = 7};
+                        .check_seconds = 7,
+                        .agree_seconds = 8,
+                        .total_seconds = 9};
   const absl::StatusOr<RankReport> read = ReadReport(WriteReport(report));
   ASSERT_TRUE(read.ok()) << read.status();
   RankReport all;
@@ -111,6 +113,8 @@ TEST(RankReportTest, DeltasOfRanksAddUp) {
   EXPECT_EQ(all.refit.delta->wire_seconds, 5);
   EXPECT_EQ(all.refit.delta->apply_seconds, 6);
   EXPECT_EQ(all.refit.delta->check_seconds, 7);
+  EXPECT_EQ(all.refit.delta->agree_seconds, 8);
+  EXPECT_EQ(all.refit.delta->total_seconds, 9);
   RankReport dense;
   dense.refit.delta = DeltaReport{.why_dense = "rank 0 asked for it"};
   EXPECT_EQ(ReadReport(WriteReport(dense))->refit.delta->why_dense,

@@ -799,6 +799,15 @@ TEST(StagedDeltaTest, TimesAreThoseOfEachPart) {
                     report.wire_seconds + report.apply_seconds,
                 report.move_seconds)
           << nth;
+      // Nothing is told twice: the parts are within the total.
+      EXPECT_GT(report.agree_seconds, 0) << nth;
+      EXPECT_LE(report.agree_seconds + report.find_seconds +
+                    report.encode_seconds + report.wire_seconds +
+                    report.apply_seconds + report.keep_seconds +
+                    report.check_seconds,
+                report.total_seconds)
+          << nth;
+      EXPECT_EQ(report.change_rate().has_value(), rank == 0 && nth > 0) << nth;
     }
   }
 }

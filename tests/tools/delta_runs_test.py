@@ -29,7 +29,8 @@ def job(delta):
     }
 
 
-TIMES = r"\(find 0\.0+, encode 0\.0+, wire [\d.]+, apply 0\.0+, check [\d.]+; rounds [\d.]+, keeping [\d.]+\)"
+TIMES = (r"\(agree [\d.]+, find 0\.0+, encode 0\.0+, wire [\d.]+, apply 0\.0+, keep [\d.]+, check [\d.]+; "
+         r"move [\d.]+, total [\d.]+\)")
 ELEMENTS = 256 * 256 + 2 * 513  # once for each receiver
 
 
@@ -62,6 +63,7 @@ class DeltaRunsTest(unittest.TestCase):
                     self.assertEqual((dense["rung"], dense["why_dense"], dense["version"]),
                                      ("dense", "rank 0 bound since its last refit", 1))
                     self.assertEqual(dense["stored_bytes"], 2 * ELEMENTS)
+                    self.assertEqual((dense["change_rate"], dense["changed_elements"]), (None, None))  # not counted
                     self.assertEqual([(delta["rung"], delta["why_dense"], delta["base_version"], delta["version"])
                                       for delta in deltas], [("direct", "", i, i + 1) for i in (1, 2, 3)])
                     for told in (dense, *deltas):
@@ -77,8 +79,9 @@ class DeltaRunsTest(unittest.TestCase):
 
     def assert_times(self, told, staged):
         delta = told["rung"] != "dense"
-        self.assertEqual([told[f"{part}_seconds"] > 0 for part in ("find", "encode", "wire", "apply", "check", "keep", "move")],
-                         [delta and staged, staged, True, staged, delta, True, True], told)
+        self.assertEqual([told[f"{part}_seconds"] > 0 for part in ("find", "encode", "wire", "apply", "check", "keep", "move", "agree", "total")],
+                         [delta and staged, staged, True, staged, delta, True, True, True, True], told)
+        self.assertLess(max(told["move_seconds"], told["agree_seconds"], told["check_seconds"]), told["total_seconds"])
 
     def test_staged_rounds_tell_what_each_part_took(self):
         path = self.dir / "job.json"
@@ -109,9 +112,12 @@ class DeltaRunsTest(unittest.TestCase):
                 told = told["refits"][1]["delta"]
                 expected = json.loads(self.simulate("--change-rate", str(rate), "--json").stdout)
                 rungs[rate] = told["rung"]
-                self.assertEqual({1: "whole"}.get(expected["rung"], f"1/{expected['rung']}"), told["rung"], rate)
+                for fact in ("rung", "stored_bytes", "dense_bytes"):
+                    self.assertEqual(expected[fact], told[fact], rate)
                 self.assertEqual(sum(each["size_bytes"] for each in expected["rounds"]), told["stored_bytes"], rate)
-                self.assertEqual(expected["dense_bytes"], told["dense_bytes"])
+                kinds = {task["kind"] for task in expected["critical_path"]}
+                self.assertLessEqual(kinds, {"find", "agree", "encode", "start", "message", "apply", "keep"})
+                self.assertLessEqual({"find", "agree", "encode", "message"}, kinds)
                 used = [each for each in expected["rounds"] if each["messages"] > 0]
                 self.assertEqual(len(used) < len(expected["rounds"]), bucket_bytes > 0 and rate < 0.6, rate)
             wanted = {0: "1/128", 0.005: "1/128", 0.0072: "1/128", 0.012: "1/64", 0.04: "1/16", 0.2: "1/4", 0.4: "1/2",
@@ -128,7 +134,7 @@ class DeltaRunsTest(unittest.TestCase):
         subprocess.run([BIN / "refitc", path, "-o", self.dir / "plan.refit"], check=True, timeout=60)
         told = json.loads(self.run_plan("--change-rate", "0.01", "--json"))["refits"][1]["delta"]
         expected = json.loads(self.simulate("--change-rate", "0.01", "--json").stdout)
-        self.assertEqual((told["rung"], expected["rung"]), ("whole", 1))
+        self.assertEqual((told["rung"], expected["rung"]), ("whole", "whole"))
 
     def test_the_simulator_needs_a_plan_of_deltas(self):
         self.compile(False)
@@ -152,10 +158,25 @@ class DeltaRunsTest(unittest.TestCase):
         self.compile({"changes": "bitmap"})
         lines = self.run_plan("--change-rate", "1").splitlines()
         self.assertEqual(lines[1].split(",")[0], "check: passed")
-        self.assertRegex(lines[2], r"^refit 0: rung dense \(rank 0 bound since its last refit\), 133124 of 133124 bytes "
+        self.assertRegex(lines[2], r"^refit 0: rung dense \(rank 0 bound since its last refit\), stored 133124 of dense 133124 bytes "
                                    r"\(100.000 %\), [\d.]+ s " + TIMES + ", version 1$")
-        self.assertRegex(lines[3], r"^refit 1: rung direct, rate 100.000 % \(66562 of 66562 elements\), 133124 of 133124 "
-                                   r"bytes \(100.000 %\), [\d.]+ s " + TIMES + ", version 2 over 1$")
+        self.assertRegex(lines[3], r"^refit 1: rung direct, change rate 100.000 % \(66562 of 66562 elements\), stored "
+                                   r"133124 of dense 133124 bytes \(100.000 %\), [\d.]+ s " + TIMES +
+                         ", version 2, base version 1$")
+
+    def test_the_simulator_tells_the_average_with_dense_refits(self):
+        for every in (0, 1, 4):
+            self.compile({"dense_every": every})
+            told = json.loads(self.simulate("--change-rate", "0.01", "--json").stdout)
+            self.assertEqual((told["rung"], told["dense_every"]), ("direct", every))
+            delta, dense = told["simulated_seconds"], told["dense_seconds"]
+            average = {0: delta, 1: dense, 4: (3 * delta + dense) / 4}[every]
+            self.assertAlmostEqual(told["average_seconds"], average, delta=1e-9 * dense)
+            lines = self.simulate("--change-rate", "0.01").stdout.splitlines()
+            self.assertRegex(lines[1], r"^delta          rung direct, change rate 1 %, stored \d+ of dense \d+ bytes "
+                                       r"\([\d.]+ %\); [\d.]+ x a dense refit of this plan, [\d.e-]+ s$")
+            wanted = f"average        {average:.6g} s, with a dense refit in {every} (dense_every)"
+            self.assertEqual(wanted in lines, every > 0, lines)
 
     def test_ranks_that_meet_over_ucx_are_dense(self):
         self.compile({"changes": "bitmap"})

@@ -172,8 +172,8 @@ struct DeltaReport {
   uint64_t base_version = 0;  // of a delta: what it changed
   uint64_t version = 0;       // what all ranks hold now
   // Elements that this rank sends and a delta may leave out, once for each
-  // receiver, and those of them that had changed; these are not counted by a
-  // dense refit.
+  // receiver: none on a destination. A delta counts those of them that had
+  // changed, a dense refit does not.
   uint64_t elements = 0;
   uint64_t changed_elements = 0;
   // Of a delta with staged rounds: this rank's messages had room for one
@@ -195,11 +195,17 @@ struct DeltaReport {
   double apply_seconds = 0;  // to store what staged rounds received
   // Digests, and their comparison with waits for others; 0: not checked.
   double check_seconds = 0;
+  // Agreeing with the other ranks, with waits for them: before the rounds on
+  // the version, the rung and that all can check, behind them on the end.
+  double agree_seconds = 0;
+  // From the call of Run to the end of Wait, with what the caller did between.
+  double total_seconds = 0;
 
-  double change_rate() const {
-    return elements == 0 ? 0
-                         : static_cast<double>(changed_elements) /
-                               static_cast<double>(elements);
+  // Nullopt: it was not counted.
+  std::optional<double> change_rate() const {
+    if (!is_delta || elements == 0) return std::nullopt;
+    return static_cast<double>(changed_elements) /
+           static_cast<double>(elements);
   }
 };
 
@@ -431,6 +437,9 @@ class Executor {
   uint64_t in_flight_ = 0;  // enqueued and not waited for
   Deadline deadline_;       // of the last Run
   bool checks_ = false;     // a refit in flight is checked
+  // Of the last Run.
+  std::chrono::steady_clock::time_point began_;
+  double agree_seconds_ = 0;
   const std::unique_ptr<RefitVersions> versions_;  // null: refits are dense
   std::unique_ptr<RefitEnqueuer> enqueuer_;        // until Close
   std::optional<DeltaReport> delta_report_;

@@ -341,7 +341,8 @@ typedef struct refit_delta_report {
   uint64_t base_version; /* that a delta changed */
   uint64_t version;      /* that all ranks hold now; 1 after the first refit */
   /* Elements that the rank sends and a delta may leave out, once for each
-   * receiver, and those that had changed, which no dense refit counts. */
+   * receiver: 0 on a destination. A delta counts those of them that had
+   * changed; 0 of a dense refit says nothing. */
   uint64_t elements;
   uint64_t changed_elements;
   uint64_t stored_bytes; /* to others' tensors, or sent in staged rounds */
@@ -359,6 +360,11 @@ typedef struct refit_delta_report {
   double apply_seconds;  /* to store what staged rounds received */
   double check_seconds;  /* digests, and their comparison with waits for
                             others; 0: not checked */
+  double agree_seconds;  /* with the other ranks, with waits for them: before the
+                            rounds on the version, the rung and that all can
+                            check, behind them on the end */
+  double total_seconds;  /* from the call of run to the end of wait, with what
+                            the caller did between */
 } refit_delta_report;
 
 /* Bytes of messages, including the alignment gaps of staged ones. */
