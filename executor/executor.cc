@@ -512,6 +512,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   post_hooks_ = std::move(assigned.hooks);
   NoticeBound();
   NoticeDelta();
+  NoticeNoEffect();
   if (first) state_ = ExecutorState::kBound;
   return absl::OkStatus();
 }
@@ -620,8 +621,7 @@ absl::Status Executor::Wait() {
     enqueuer_->Record(RecordTime::kBehindOwnEnd);
     NoticeRecording();
     options_.transport->OfferReplay(enqueuer_->MayReplay());
-    status =
-        Timed(agree_seconds_, [&] { return options_.transport->Wait(); });
+    status = Timed(agree_seconds_, [&] { return options_.transport->Wait(); });
     status.Update(coded);
   }
   if (status.ok()) enqueuer_->AgreeToReplay(options_.transport->AllReplay());
@@ -710,6 +710,21 @@ void Executor::NoticeDelta() {
     if (!whole.empty()) texts.push_back(std::move(whole));
   }
   SetNotices(NoticeKind::kNotDelta, texts);
+}
+
+void Executor::NoticeNoEffect() {
+  std::vector<std::string> texts;
+  const bool compares =
+      versions_ != nullptr &&
+      plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot;
+  if (options_.snapshot_on_host && (!compares || options_.device->IsHost())) {
+    texts.push_back(absl::StrCat(
+        "snapshot_on_host has no effect: ",
+        compares ? "this rank's tensors are in host memory, and so is its "
+                   "snapshot"
+                 : "refits of this plan compare with no snapshot"));
+  }
+  SetNotices(NoticeKind::kNoEffect, texts);
 }
 
 // The refit is over on all ranks: it is the base of the next one.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "executor/rank_schedule.h"
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
@@ -47,6 +48,35 @@ absl::StatusOr<RankReport> GatherReports(WorldRank& rank, const PlanFile& plan,
     AddReport(*of_rank, all);
   }
   return all;
+}
+
+// What all ranks must be given alike, as refit-run takes it.
+std::string SharedFlags(const RunOfRanksOptions& options) {
+  return absl::StrFormat("--iterations %d%s%s", options.iterations,
+                         options.digest ? " --digest" : "",
+                         options.change_rate.has_value()
+                             ? absl::StrFormat(" --delta --change-rate %.15g",
+                                               *options.change_rate)
+                             : "");
+}
+
+// Ranks that were not would wait for each other, or check other values than
+// were sent. Collective: an error on all ranks alike.
+absl::Status CheckSharedFlags(WorldRank& rank, const PlanFile& plan,
+                              const RunOfRanksOptions& options) {
+  const std::vector<int32_t> everyone = AllRanks(plan);
+  const absl::StatusOr<std::vector<std::string>> flags =
+      rank.transport().ExchangeBytes(SharedFlags(options), everyone, everyone,
+                                     Clock::now() + options.timeout);
+  if (!flags.ok()) return flags.status();
+  const auto other = std::find_if(
+      flags->begin(), flags->end(),
+      [&](const std::string& of_rank) { return of_rank != flags->front(); });
+  if (other == flags->end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", other - flags->begin(), " was started with ",
+                   *other, ", and rank 0 with ", flags->front(),
+                   "; start all ranks with the same flags"));
 }
 
 }  // namespace
@@ -234,6 +264,7 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
        .snapshot_on_host = options.snapshot_on_host});
   if (!made.ok()) return made.status();
   WorldRank& rank = **made;
+  if (absl::Status s = CheckSharedFlags(rank, plan, options); !s.ok()) return s;
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   RunOfRanksResult result;
   MeasureSizes(plan, result);

@@ -20,8 +20,8 @@ static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
 static_assert(REFIT_MECHANISM_DIRECT ==
               static_cast<int>(fb::Mechanism::kDirect));
 static_assert(REFIT_NOTICE_HOSTS == static_cast<int>(NoticeKind::kHosts));
-static_assert(REFIT_NOTICE_NOT_DELTA ==
-              static_cast<int>(NoticeKind::kNotDelta));
+static_assert(REFIT_NOTICE_NO_EFFECT ==
+              static_cast<int>(NoticeKind::kNoEffect));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 

@@ -479,6 +479,7 @@ TEST(DeltaRefitTest, ASnapshotOfAGpuMayLieOnTheHost) {
   ASSERT_TRUE(world.Start().ok());
   EXPECT_EQ(device.on_host[snapshot_bytes], 1);
   EXPECT_EQ(device.own[snapshot_bytes], 0);
+  EXPECT_TRUE(world.executor(0).notices().empty());
   ASSERT_TRUE(world.Refit().ok());
   Set(TensorOf(world, 0, "w"), 5, uint16_t{77});
   ASSERT_TRUE(world.Refit().ok());
@@ -499,6 +500,32 @@ TEST(DeltaRefitTest, ASnapshotOfAGpuMayLieOnTheHost) {
   world.Replace(0);
   ASSERT_TRUE(world.Connect().ok());
   EXPECT_EQ(device.own[snapshot_bytes], 1);
+}
+
+TEST(DeltaRefitTest, ASnapshotOnTheHostIsToldWhereItChangesNothing) {
+  for (const auto& [delta, why] :
+       {std::pair("true",
+                  "this rank's tensors are in host memory, and so is its "
+                  "snapshot"),
+        {R"({"changes": "bitmap"})",
+         "refits of this plan compare with no snapshot"},
+        {"false", "refits of this plan compare with no snapshot"}}) {
+    const PlanFile plan = MatrixPlan(delta);
+    DeltaWorld world(plan);
+    world.Replace(0, {.snapshot_on_host = true});
+    for (const int32_t rank : {0, 1}) {
+      if (plan.body().delta() != nullptr &&
+          plan.body().delta()->changes() == fb::DeltaChanges::kBitmap) {
+        world.GiveBitmaps(rank);
+      }
+    }
+    ASSERT_TRUE(world.Start().ok());
+    EXPECT_EQ(world.executor(0).notices(),
+              (std::vector<Notice>{
+                  {NoticeKind::kNoEffect,
+                   absl::StrCat("snapshot_on_host has no effect: ", why)}}));
+    EXPECT_TRUE(world.executor(1).notices().empty());
+  }
 }
 
 TEST(DeltaRefitTest, TheBitmapOfAnEmptyTensorIsLeftAlone) {

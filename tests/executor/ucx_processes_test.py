@@ -53,7 +53,7 @@ class Test:
         return self.start_ranks([self.bin / "refit-run", plan, "--transport", "ucx", "--check", *arguments], ranks, **how)
 
     @staticmethod
-    def start_ranks(command, ranks, env=None, address="127.0.0.1", prefix=lambda rank: []):
+    def start_ranks(command, ranks, env=None, address="127.0.0.1", prefix=lambda rank: [], more=lambda rank: []):
         """A process for each rank, as torchrun would start it."""
         port = str(free_port())
         processes = []
@@ -61,7 +61,7 @@ class Test:
             of_rank = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank),
                            MASTER_ADDR=address, MASTER_PORT=port, REFIT_SECRET="of the test, which is alone",
                            **(env or {}))
-            processes.append(subprocess.Popen([*prefix(rank), *command], env=of_rank, stdout=subprocess.PIPE,
+            processes.append(subprocess.Popen([*prefix(rank), *command, *more(rank)], env=of_rank, stdout=subprocess.PIPE,
                                               stderr=subprocess.PIPE, text=True))
         return processes
 
@@ -146,6 +146,20 @@ def deltas(test):
         whole, *parts = [refit["delta"]["stored_bytes"] for refit in result["refits"]]
         assert all(part < whole / 25 for part in parts), (name, whole, parts)
         print(f"{name}: {parts} of {whole} bytes", flush=True)
+
+
+def flags(test):
+    """Ranks that were not started alike are told before the first refit, and not that bytes are wrong."""
+    plan, ranks = test.compile("staged", changed(JOB, options={"peer": "staged", "delta": True})), ranks_of(JOB)
+    alike = "--iterations 2 --delta --change-rate 0.01"
+    for other in ("--iterations 2 --delta --change-rate 0.02", "--iterations 3 --delta --change-rate 0.01",
+                  "--iterations 2", "--iterations 2 --digest --delta --change-rate 0.01"):
+        ends = test.finish(test.start(plan, ranks, more=lambda rank: (other if rank == 1 else alike).split()))
+        for status, out, error in ends:
+            assert (status, out) == (2, ""), (status, out, error)
+            assert error == (f"refit-run: error: rank 1 was started with {other}, and rank 0 with {alike}; start all ranks with the "
+                             "same flags\n"), error
+        print(ends[0][2].strip(), flush=True)
 
 
 def histories(test):
@@ -268,7 +282,7 @@ def hosts(test):
 
 
 def main():
-    cases = {case.__name__: case for case in (plans, deltas, histories, goldens, tcp, killed, stopped, missing, hosts)}
+    cases = {case.__name__: case for case in (plans, deltas, flags, histories, goldens, tcp, killed, stopped, missing, hosts)}
     # A rank whose peer is gone leaves UCX's worker and its thread behind, and UCX frees less than it takes of worlds that end.
     # AddressSanitizer's search for leaks crashes on about one such process in ten.
     os.environ["ASAN_OPTIONS"] = "detect_leaks=0"

@@ -108,6 +108,7 @@ struct ExecutorOptions {
   bool watch_memory = true;
   // On a GPU, with a plan that compares with a snapshot: it lies in pinned
   // memory of the host. docs/delta.md says what that costs. Ranks may differ.
+  // Where there is no such snapshot a notice says so (kNoEffect).
   bool snapshot_on_host = false;
 };
 
@@ -123,6 +124,7 @@ enum class NoticeKind : uint8_t {
   // them by quantizing what arrives; of Wait.
   kNotCompared = 5,
   kNotDelta = 6,  // what is always dense, in a plan with deltas; of Bind
+  kNoEffect = 7,  // options of this rank that change nothing here; of Bind
 };
 
 // What a rank does otherwise than its user may expect. Nothing has failed.
@@ -421,6 +423,7 @@ class Executor {
   absl::Status ReadMeasurements();
   absl::Status PerformHooksTogether();
   void NoticeDelta();
+  void NoticeNoEffect();
   absl::Status ReportDelta();
   absl::Status PerformHooks();
   void NoteHooks();

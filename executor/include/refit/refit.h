@@ -676,7 +676,9 @@ enum {
    * them by quantizing what arrives. Of wait. */
   REFIT_NOTICE_NOT_COMPARED = 5,
   /* What each refit sends whole, in a plan with options.delta. Of bind. */
-  REFIT_NOTICE_NOT_DELTA = 6
+  REFIT_NOTICE_NOT_DELTA = 6,
+  /* Options of this rank that change nothing here. Of bind. */
+  REFIT_NOTICE_NO_EFFECT = 7
 };
 
 /* What this rank does otherwise than its user may expect; nothing has failed.
