@@ -4,13 +4,17 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "compiler/job/side.h"
 #include "compiler/job/version.h"
+#include "plan/dtype.h"
+#include "plan/sent_ranges.h"
 
 namespace refit {
 namespace {
@@ -25,6 +29,9 @@ constexpr int64_t kFastBucketBytesMin = int64_t{4} << 20;
 constexpr int64_t kFastBucketBytesMax = int64_t{1} << 30;
 // Fewer messages of a pair than these cost too little to be worth a word.
 constexpr int64_t kManyMessages = 64;
+// Deltas that send this part of the bytes always gain much less than the rate
+// of change promises.
+constexpr double kMuchAlwaysSentPercent = 10;
 
 // The newest release of which the names and shapes are known. docs/layouts.md
 // says what was read.
@@ -283,6 +290,104 @@ void WarnOfDirectRounds(const OptionsSpec& options, const Module& module,
   }
 }
 
+// Of an option to deal where nobody does.
+void WarnOfDeal(const OptionsSpec& options, Diagnostics& diagnostics) {
+  if (!options.delta.value.enabled || !options.deal.given ||
+      options.deal.value != DealKind::kRelays) {
+    return;
+  }
+  diagnostics.Warning(
+      options.deal.place,
+      "options.deal \"relays\" has no effect: with options.delta no rank "
+      "relays, so that none deals; wanted \"never\", or no delta");
+}
+
+// The params that post-hooks of a destination rewrite in place.
+std::vector<bool> HookedParams(const Module& module) {
+  std::vector<bool> hooked(module.params.size());
+  for (const Buffer& buffer : module.buffers.all()) {
+    if (buffer.post_hooks.empty()) continue;
+    for (const Fragment& fragment : buffer.fragments) {
+      hooked[IndexOf(fragment.param)] = true;
+    }
+  }
+  return hooked;
+}
+
+// Bytes that travel in every refit, whatever changed, by reason.
+struct AlwaysSent {
+  int64_t cast = 0;    // by receivers, which hold something else then
+  int64_t hooked = 0;  // likewise, once post-hooks rewrote them
+  int64_t small = 0;   // messages too small to gain anything
+
+  int64_t sum() const { return cast + hooked + small; }
+};
+
+// As the executor decides it (executor/delta), if workers mark all tensors.
+AlwaysSent BytesAlwaysSent(const Module& module) {
+  const std::vector<bool> hooked = HookedParams(module);
+  // By contents, of staged messages and of direct ones, which senders cast.
+  std::vector<std::optional<AlwaysSent>> staged(module.contents.size());
+  std::vector<std::optional<AlwaysSent>> direct(module.contents.size());
+  AlwaysSent all;
+  for (const Message& message : module.messages) {
+    const bool is_staged = message.mechanism == Mechanism::kStaged;
+    if (is_staged && message.size_bytes < static_cast<int64_t>(WholeBelowBytes(
+                                              module.limits.bucket_bytes))) {
+      all.small += message.size_bytes;
+      continue;
+    }
+    const auto contents = static_cast<size_t>(message.contents);
+    std::optional<AlwaysSent>& of = (is_staged ? staged : direct)[contents];
+    if (!of.has_value()) {
+      of.emplace();
+      for (const Packed& packed : module.contents[contents]) {
+        const Piece& piece = module.piece(packed.piece);
+        const int64_t bytes =
+            packed.box.Volume() * DTypeBytes(piece.wire_dtype);
+        if (hooked[IndexOf(piece.param)]) {
+          of->hooked += bytes;
+        } else if (is_staged && piece.wire_dtype != piece.destination_dtype) {
+          of->cast += bytes;
+        }
+      }
+    }
+    all.cast += of->cast;
+    all.hooked += of->hooked;
+  }
+  return all;
+}
+
+// Of deltas that send much of a refit's bytes whatever changed.
+void WarnOfAlwaysSent(const Located<DeltaSpec>& delta, const Module& module,
+                      Diagnostics& diagnostics) {
+  if (!delta.value.enabled) return;
+  int64_t moved = 0;
+  for (const Message& message : module.messages) moved += message.size_bytes;
+  const AlwaysSent always = BytesAlwaysSent(module);
+  const auto percent = [&](int64_t bytes) {
+    return 100 * static_cast<double>(bytes) / static_cast<double>(moved);
+  };
+  if (moved == 0 || percent(always.sum()) < kMuchAlwaysSentPercent) return;
+  std::vector<std::string> reasons;
+  const auto add = [&](int64_t bytes, std::string_view reason) {
+    if (bytes == 0) return;
+    reasons.push_back(absl::StrFormat("%.1f %% %s", percent(bytes), reason));
+  };
+  add(always.cast, "are cast by receivers of staged messages");
+  add(always.hooked, "are rewritten by post-hooks");
+  add(always.small,
+      absl::StrFormat("are in staged messages below %d bytes",
+                      WholeBelowBytes(module.limits.bucket_bytes)));
+  diagnostics.Warning(
+      delta.place,
+      absl::StrFormat(
+          "with options.delta %.1f %% of the bytes travel in each refit all "
+          "the same: %s; wanted %sno delta",
+          percent(always.sum()), absl::StrJoin(reasons, ", "),
+          always.cast > 0 ? "the source's dtype at the destination, or " : ""));
+}
+
 // Of buckets far from what is fast.
 void WarnOfBuckets(const Located<int64_t>& bucket, const Module& module,
                    Diagnostics& diagnostics) {
@@ -329,6 +434,8 @@ void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
 void WarnOfMessages(const Job& job, const Module& module,
                     Diagnostics& diagnostics) {
   WarnOfDirectRounds(job.options, module, diagnostics);
+  WarnOfDeal(job.options, diagnostics);
+  WarnOfAlwaysSent(job.options.delta, module, diagnostics);
   WarnOfBuckets(job.options.bucket_bytes, module, diagnostics);
 }
 

@@ -1,7 +1,8 @@
-// What of each of its tensors a rank sends.
+// What a rank sends: of each of its tensors, and of messages that are small.
 #ifndef REFIT_PLAN_SENT_RANGES_H_
 #define REFIT_PLAN_SENT_RANGES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -29,6 +30,12 @@ inline constexpr uint64_t kSnapshotAlignmentBytes = 256;
 uint64_t SnapshotBytes(const SentRange& range);
 // Memory for a copy of all that `rank` sends.
 uint64_t SnapshotBytes(const PlanFile& plan, int32_t rank);
+
+// Delta refits send staged messages below this size whole: few of a refit's
+// messages are so much smaller than what one may hold.
+inline uint64_t WholeBelowBytes(uint64_t bucket_bytes) {
+  return std::min(uint64_t{64} << 10, bucket_bytes / 256);
+}
 
 }  // namespace refit
 

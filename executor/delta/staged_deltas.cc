@@ -11,13 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
+#include "plan/sent_ranges.h"
 
 namespace refit {
 namespace {
-
-// A refit sends few messages this much smaller than what one may hold.
-constexpr uint64_t kSmallMessages = 256;
-constexpr uint64_t kMostAlwaysWholeBytes = 64 << 10;
 
 constexpr uint64_t kCodeAlignmentBytes = 8;
 
@@ -117,8 +114,7 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
     : schedule_(schedule),
       merger_(plan, schedule),
       whole_below_bytes_(
-          std::min(kMostAlwaysWholeBytes,
-                   plan.body().limits()->bucket_bytes() / kSmallMessages)) {
+          WholeBelowBytes(plan.body().limits()->bucket_bytes())) {
   const fb::Body& body = plan.body();
   const auto& rungs = *body.delta()->rungs();
   rungs_.assign(rungs.begin(), rungs.end());

@@ -49,7 +49,9 @@ Compiled CompiledOf(std::string_view config, const std::string& job) {
   const TemporaryDirectory directory;
   directory.Write("config.json", absl::StrCat("{", std::string(config), "}"));
   const std::string path = directory.Write(
-      "job.json", absl::StrCat("{\"model\": \"config.json\", ", job, "}"));
+      "job.json",
+      absl::StrCat("{", config.empty() ? "" : "\"model\": \"config.json\", ",
+                   job, "}"));
   Diagnostics diagnostics;
   const absl::StatusOr<std::vector<uint8_t>> bytes =
       CompileFile(path, {.prove = false}, diagnostics);
@@ -408,6 +410,82 @@ TEST(JobWarningsTest, DeltasThatMakeDenseRefitsMuchSlower) {
         {engines, R"("delta": false)"},
         {R"(, "tensor_parallel": 8)", R"("delta": true)"}}) {
     EXPECT_EQ(compiled(destination, options).warnings, "") << options;
+  }
+}
+
+// Receivers of staged messages cast to the wider dtype, senders of direct ones.
+TEST(JobWarningsTest, DeltasThatSendMuchWhateverChanged) {
+  constexpr std::string_view kOne =
+      R"("model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 2,
+         "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64,
+         "intermediate_size": 2048, "vocab_size": 1024,
+         "tie_word_embeddings": false)";
+  constexpr std::string_view kTiny =
+      R"("model_type": "qwen3", "hidden_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+         "intermediate_size": 16, "vocab_size": 64,
+         "tie_word_embeddings": false)";
+  const auto warnings = [](std::string_view config,
+                           const std::string& destination, int gpus,
+                           const std::string& options) {
+    return WarningsOf(
+        config, Sides("", destination,
+                      OnHosts(gpus) + ",\n\"options\": {" + options + "}"));
+  };
+  const std::string wide = R"(, "dtype": "fp32")";
+  const std::string delta = R"("delta": true)";
+  EXPECT_EQ(warnings(kOne, wide, 1, delta),
+            "job.json:5:22: warning: with options.delta 100.0 % of the bytes "
+            "travel in each refit all the same: 100.0 % are cast by receivers "
+            "of staged messages; wanted the source's dtype at the destination, "
+            "or no delta");
+  EXPECT_EQ(warnings(kTiny, "", 1, delta),
+            "job.json:5:22: warning: with options.delta 100.0 % of the bytes "
+            "travel in each refit all the same: 100.0 % are in staged messages "
+            "below 65536 bytes; wanted no delta");
+  EXPECT_EQ(warnings(kOne, wide, 8, delta), "");
+  EXPECT_EQ(warnings(kOne, "", 1, delta), "");
+  EXPECT_EQ(warnings(kOne, wide, 1, R"("delta": false)"), "");
+}
+
+// A cast of a part of the bytes counts for that part.
+TEST(JobWarningsTest, DeltasThatSendAPartWhateverChanged) {
+  const auto warnings = [](int wide_rows) {
+    return WarningsOf("", absl::StrFormat(
+                              R"(
+"source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+  "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+"destination": {"layout": "generic", "meshes": {"m": {"axes": {"a": 1}}},
+  "tensors": [
+    {"match": "wide", "mesh": "m", "placements": ["Replicate"], "dtype": "fp32"},
+    {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+"topology": {"gpus_per_host": 1}, "options": {"delta": true},
+"model": {"parameters": [
+  {"name": "wide", "shape": [%d, 1024], "dtype": "bf16"},
+  {"name": "same", "shape": [%d, 1024], "dtype": "bf16"}]})",
+                              wide_rows, 1000 - wide_rows));
+  };
+  EXPECT_NE(warnings(250).find("25.0 % are cast by receivers"),
+            std::string::npos)
+      << warnings(250);
+  EXPECT_EQ(warnings(90), "");
+}
+
+TEST(JobWarningsTest, DealingWhereDeltasLeaveNothingToDeal) {
+  const auto warnings = [](const std::string& options) {
+    return WarningsOf(
+        kDense,
+        Sides("", "", OnHosts(8) + ",\n\"options\": {" + options + "}"));
+  };
+  EXPECT_EQ(
+      warnings(R"("delta": true, "deal": "relays")"),
+      "job.json:5:36: warning: options.deal \"relays\" has no effect: with "
+      "options.delta no rank relays, so that none deals; wanted "
+      "\"never\", or no delta");
+  for (const char* options :
+       {R"("delta": true, "deal": "auto")", R"("delta": true, "deal": "never")",
+        R"("deal": "relays")"}) {
+    EXPECT_EQ(warnings(options), "") << options;
   }
 }
 
