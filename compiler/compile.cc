@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "compiler/binding_link.h"
 #include "compiler/emit/emit_plan.h"
 #include "compiler/inputs_digest.h"
 #include "compiler/job_warnings.h"
@@ -275,8 +276,10 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, inputs.model, diagnostics);
   if (!diagnostics.ok()) return fail(JobHasErrors());
-  absl::StatusOr<std::vector<uint8_t>> bytes =
-      times.Timed("emit-plan", [&] { return EmitPlan(module); });
+  absl::StatusOr<std::vector<uint8_t>> bytes = times.Timed("emit-plan", [&] {
+    module.stats.binding_link = BindingLinkText(module);
+    return EmitPlan(module);
+  });
   if (!bytes.ok()) return fail(bytes.status());
   Draft draft;
   draft.bytes = *std::move(bytes);

@@ -135,7 +135,8 @@ void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
   data.Real("simulated", simulation.seconds);
   data.Text("executor", simulator::ExecutorText(simulation.options.executor));
   data.Flag("plan_speeds", simulation.options.has_plan_speeds);
-  if (const uint32_t binding = simulation.BindingLink(); binding != kNone) {
+  if (const uint32_t binding = simulator::BindingLink(simulation.graph.links);
+      binding != kNone) {
     data.Open("binding_link");
     WriteLink(simulation.graph.links[binding], data);
     data.Close();

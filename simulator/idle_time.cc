@@ -115,7 +115,7 @@ const std::string& MostOf(const std::map<Owner, double>& seconds_of) {
 
 std::vector<IdleTime> IdleTimes(const PlanFile& plan,
                                 const Simulation& simulation) {
-  const uint32_t binding = simulation.BindingLink();
+  const uint32_t binding = BindingLink(simulation.graph.links);
   if (binding == kNone) return {};
   const BusyTime busy(simulation, SimulatedLink(simulation.graph, binding));
   struct Sum {

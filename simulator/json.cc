@@ -138,7 +138,7 @@ std::string SimulationPrinter::Print() {
     Number("dealt_bytes", dealt.bytes);
     Number("dealing_ranks", dealt.ranks);
   }
-  if (const uint32_t binding = simulation_.BindingLink(); binding != kNone) {
+  if (const uint32_t binding = BindingLink(graph_.links); binding != kNone) {
     OpenObject("binding_link");
     PrintLink(graph_.links[binding]);
   }

@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 
 namespace refit::simulator {
 namespace {
-
-uint32_t HostOf(const PlanFile& plan, int32_t rank) {
-  return plan.body().programs()->Get(static_cast<uint32_t>(rank))->host();
-}
 
 absl::Status CheckRank(const PlanFile& plan, const char* flag, int32_t rank) {
   if (rank >= 0 && rank < plan.world_size()) return absl::OkStatus();
@@ -80,10 +77,34 @@ void UseSpeedsOf(const PlanFile& plan, Options& options) {
   options.has_plan_speeds = true;
 }
 
-uint32_t GpuOf(const PlanFile& plan, int32_t rank) {
-  const int32_t sources = plan.source_ranks();
-  const bool shares = plan.body().colocated() && rank >= sources;
-  return static_cast<uint32_t>(shares ? rank - sources : rank);
+Sites SitesOf(const PlanFile& plan) {
+  Sites sites = {.hosts = {},
+                 .source_ranks = plan.source_ranks(),
+                 .colocated = plan.body().colocated()};
+  for (const fb::RankProgram* program : *plan.body().programs()) {
+    sites.hosts.push_back(program->host());
+  }
+  if (const fb::Topology* const topology = plan.body().topology()) {
+    sites.hosts_per_domain = topology->hosts_per_nvlink_domain();
+    sites.gpus_per_nic = topology->gpus_per_nic();
+    sites.hosts_per_leaf = topology->hosts_per_leaf();
+    sites.rails = topology->rails();
+    sites.spine_oversubscription = topology->spine_oversubscription();
+  }
+  return sites;
+}
+
+uint32_t BindingLink(absl::Span<const Link> links) {
+  const auto key = [&](uint32_t link) {
+    return std::tuple(-links[link].BusySeconds(), links[link].kind,
+                      links[link].owner);
+  };
+  uint32_t binding = kNone;
+  for (uint32_t link = 0; link < links.size(); ++link) {
+    if (links[link].bytes == 0) continue;
+    if (binding == kNone || key(link) < key(binding)) binding = link;
+  }
+  return binding;
 }
 
 absl::Status CheckOptions(const PlanFile& plan, const Options& options) {
@@ -98,19 +119,20 @@ absl::Status CheckOptions(const PlanFile& plan, const Options& options) {
     status.Update(CheckRank(plan, "--dead-nic", rank));
   }
   if (!status.ok()) return status;
-  return Links(plan, options).CheckNics();
+  return Links(SitesOf(plan), options).CheckNics();
 }
 
-Links::Links(const PlanFile& plan, const Options& options)
-    : plan_(plan),
-      options_(options),
-      topology_(plan.body().topology()),
-      has_leaves_(topology_ != nullptr &&
-                  (topology_->rails() || topology_->hosts_per_leaf() > 0)) {
-  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    const uint32_t number = GpuOf(plan, rank);
+uint32_t Links::GpuOf(int32_t rank) const {
+  const bool shares = sites_.colocated && rank >= sites_.source_ranks;
+  return static_cast<uint32_t>(shares ? rank - sites_.source_ranks : rank);
+}
+
+Links::Links(Sites sites, const Options& options)
+    : sites_(std::move(sites)), options_(options) {
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
+    const uint32_t number = GpuOf(rank);
     if (number >= gpus_.size()) gpus_.resize(number + 1);
-    gpus_[number].host = HostOf(plan, rank);
+    gpus_[number].host = sites_.hosts[static_cast<size_t>(rank)];
   }
   AddNics();
   AddWhatIfs();
@@ -118,15 +140,13 @@ Links::Links(const PlanFile& plan, const Options& options)
 }
 
 void Links::AddNics() {
-  const uint32_t gpus_per_nic =
-      topology_ == nullptr ? 1 : topology_->gpus_per_nic();
   std::map<uint32_t, std::vector<uint32_t>> gpus_by_host;
   for (uint32_t i = 0; i < gpus_.size(); ++i) {
     gpus_by_host[gpus_[i].host].push_back(i);
   }
   for (const auto& [host, gpus] : gpus_by_host) {
     for (uint32_t i = 0; i < gpus.size(); ++i) {
-      if (i % gpus_per_nic == 0) {
+      if (i % sites_.gpus_per_nic == 0) {
         nics_.push_back({.host = host,
                          .position = nics_of_host_[host]++,
                          .owner = gpus[i]});
@@ -142,7 +162,7 @@ void Links::AddWhatIfs() {
     slowness = std::max(slowness, factor);
   };
   for (const auto& [rank, factor] : options_.slow_ranks) {
-    slow(gpus_[GpuOf(plan_, rank)].slowness, factor);
+    slow(gpus_[GpuOf(rank)].slowness, factor);
   }
   for (const auto& [rank, factor] : options_.slow_nics) {
     slow(nics_[gpu(rank).nic].slowness, factor);
@@ -153,15 +173,13 @@ void Links::AddWhatIfs() {
 }
 
 void Links::AddPlaces() {
-  const uint32_t hosts_per_domain =
-      topology_ == nullptr ? 1 : topology_->hosts_per_nvlink_domain();
-  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+  for (int32_t rank = 0; rank < ranks(); ++rank) {
     const Gpu& of = gpu(rank);
     const Nic& nic = NicOf(of);
-    places_.push_back({.gpu = GpuOf(plan_, rank),
+    places_.push_back({.gpu = GpuOf(rank),
                        .nic = nic.owner,
                        .host = of.host,
-                       .domain = of.host / hosts_per_domain,
+                       .domain = of.host / sites_.hosts_per_domain,
                        .leaf = LeafOf(nic),
                        .slowness = of.slowness});
   }
@@ -192,12 +210,12 @@ const Links::Nic& Links::NicOf(const Gpu& gpu) const {
 uint32_t Links::LeafOf(const Nic& nic) const {
   const bool is_limited =
       options_.oversubscription.has_value() ||
-      (has_leaves_ && topology_->spine_oversubscription() != 1);
+      (sites_.HasLeaves() && sites_.spine_oversubscription != 1);
   if (!is_limited) return kNone;
-  if (!has_leaves_) return nic.host;
-  const uint32_t hosts = topology_->hosts_per_leaf();
+  if (!sites_.HasLeaves()) return nic.host;
+  const uint32_t hosts = sites_.hosts_per_leaf;
   const uint32_t group = hosts == 0 ? 0 : nic.host / hosts;
-  return topology_->rails() ? group * most_nics_ + nic.position : group;
+  return sites_.rails ? group * most_nics_ + nic.position : group;
 }
 
 double Links::SpeedOf(LinkKind kind, uint32_t owner) const {
@@ -227,13 +245,13 @@ double Links::UplinkSpeed(LinkKind kind, uint32_t owner) const {
   if (kind == LinkKind::kHostUplink || kind == LinkKind::kHostDownlink) {
     nics = nics_of_host_.at(owner);
   } else {
-    const auto hosts = topology_->hosts_per_leaf() == 0
+    const auto hosts = sites_.hosts_per_leaf == 0
                            ? static_cast<uint32_t>(nics_of_host_.size())
-                           : topology_->hosts_per_leaf();
-    nics = hosts * (topology_->rails() ? 1.0 : most_nics_);
+                           : sites_.hosts_per_leaf;
+    nics = hosts * (sites_.rails ? 1.0 : most_nics_);
   }
-  const double oversubscription = options_.oversubscription.value_or(
-      topology_ == nullptr ? 1 : topology_->spine_oversubscription());
+  const double oversubscription =
+      options_.oversubscription.value_or(sites_.spine_oversubscription);
   return nics * options_.network_bytes_per_second / oversubscription;
 }
 
@@ -250,8 +268,8 @@ std::vector<double> Links::SpeedsOf(int32_t rank) const {
                                  LinkKind::kNetworkEgress,
                                  LinkKind::kSlowEgress};
   if (place(rank).leaf != kNone) {
-    kinds.push_back(has_leaves_ ? LinkKind::kLeafUplink
-                                : LinkKind::kHostUplink);
+    kinds.push_back(sites_.HasLeaves() ? LinkKind::kLeafUplink
+                                       : LinkKind::kHostUplink);
   }
   std::vector<double> speeds;
   for (const LinkKind kind : kinds) {
@@ -260,13 +278,23 @@ std::vector<double> Links::SpeedsOf(int32_t rank) const {
   return speeds;
 }
 
+// By the rank that uses it so: on a shared GPU the destination rank receives.
+uint32_t Links::NamedOwnerOf(LinkKind kind, uint32_t owner) const {
+  const bool receives = kind == LinkKind::kPeerIngress ||
+                        kind == LinkKind::kNetworkIngress ||
+                        kind == LinkKind::kSlowIngress;
+  if (!sites_.colocated || !receives) return owner;
+  const uint32_t receiver = owner + static_cast<uint32_t>(sites_.source_ranks);
+  return receiver < sites_.hosts.size() ? receiver : owner;
+}
+
 uint32_t Links::Find(LinkKind kind, int32_t rank) {
   const uint32_t owner = OwnerOf(kind, rank);
   const uint64_t key = static_cast<uint64_t>(kind) << 32 | owner;
   const auto [found, inserted] = numbers_.try_emplace(key, size());
   if (inserted) {
     links_.push_back({.kind = kind,
-                      .owner = owner,
+                      .owner = NamedOwnerOf(kind, owner),
                       .bytes_per_second = SpeedOf(kind, owner)});
     ranks_.push_back(rank);
   }
@@ -275,7 +303,7 @@ uint32_t Links::Find(LinkKind kind, int32_t rank) {
 
 Link Links::LikeThatOf(uint32_t link, int32_t rank) const {
   Link like = links_[link];
-  like.owner = OwnerOf(like.kind, rank);
+  like.owner = NamedOwnerOf(like.kind, OwnerOf(like.kind, rank));
   return like;
 }
 
@@ -296,9 +324,9 @@ LinkList Links::Cross(fb::Route route, int32_t source, int32_t destination,
     if (from.slowness > 1) cross(LinkKind::kSlowEgress, source);
     cross(LinkKind::kNetworkEgress, source);
     if (from.leaf != to.leaf) {
-      cross(has_leaves_ ? LinkKind::kLeafUplink : LinkKind::kHostUplink,
-            source);
-      cross(has_leaves_ ? LinkKind::kLeafDownlink : LinkKind::kHostDownlink,
+      const bool leaves = sites_.HasLeaves();
+      cross(leaves ? LinkKind::kLeafUplink : LinkKind::kHostUplink, source);
+      cross(leaves ? LinkKind::kLeafDownlink : LinkKind::kHostDownlink,
             destination);
     }
     cross(LinkKind::kNetworkIngress, destination);

@@ -14,8 +14,21 @@
 
 namespace refit::simulator {
 
-// The GPU of a rank, by the lowest rank that uses it.
-uint32_t GpuOf(const PlanFile& plan, int32_t rank);
+// Where ranks are, and what joins them.
+struct Sites {
+  std::vector<uint32_t> hosts;  // by rank
+  int32_t source_ranks = 0;
+  bool colocated = false;  // a destination rank uses the GPU of a source rank
+  uint32_t hosts_per_domain = 1;  // of NVLink
+  uint32_t gpus_per_nic = 1;
+  uint32_t hosts_per_leaf = 0;  // 0: all
+  bool rails = false;
+  double spine_oversubscription = 1;
+
+  // Whether the NICs of a host are on one leaf of several, or on some.
+  bool HasLeaves() const { return rails || hosts_per_leaf > 0; }
+};
+Sites SitesOf(const PlanFile& plan);
 
 // What is wrong with the options for this plan.
 absl::Status CheckOptions(const PlanFile& plan, const Options& options);
@@ -35,8 +48,8 @@ struct Place {
 // Links are numbered in the order in which messages first cross them.
 class Links {
  public:
-  // Requires that all ranks of the options are there. Both outlive this.
-  Links(const PlanFile& plan, const Options& options);
+  // Requires that all ranks of the options are there. These outlive this.
+  Links(Sites sites, const Options& options);
 
   // What is wrong with the dead NICs.
   absl::Status CheckNics() const;
@@ -51,6 +64,7 @@ class Links {
   LinkList Cross(fb::Route route, int32_t source, int32_t destination,
                  uint64_t size_bytes);
 
+  absl::Span<const Link> all() const { return links_; }
   uint32_t size() const { return static_cast<uint32_t>(links_.size()); }
   const Link& operator[](uint32_t link) const { return links_[link]; }
   // The link of `rank` that is to it what `link` is to the rank that crossed it
@@ -79,20 +93,22 @@ class Links {
   void AddNics();
   void AddWhatIfs();
   void AddPlaces();
-  const Gpu& gpu(int32_t rank) const { return gpus_[GpuOf(plan_, rank)]; }
+  int32_t ranks() const { return static_cast<int32_t>(sites_.hosts.size()); }
+  // By the lowest rank that uses it.
+  uint32_t GpuOf(int32_t rank) const;
+  const Gpu& gpu(int32_t rank) const { return gpus_[GpuOf(rank)]; }
   // The NIC that the GPU uses.
   const Nic& NicOf(const Gpu& gpu) const;
   // The leaf of the NIC; kNone where the way between leaves has no limit.
   uint32_t LeafOf(const Nic& nic) const;
   uint32_t OwnerOf(LinkKind kind, int32_t rank) const;
+  uint32_t NamedOwnerOf(LinkKind kind, uint32_t owner) const;
   uint32_t Find(LinkKind kind, int32_t rank);
   double SpeedOf(LinkKind kind, uint32_t owner) const;
   double UplinkSpeed(LinkKind kind, uint32_t owner) const;
 
-  const PlanFile& plan_;
+  const Sites sites_;
   const Options& options_;
-  const fb::Topology* const topology_;  // nullptr: the plan does not say
-  const bool has_leaves_;               // else each host is one
   std::vector<Gpu> gpus_;
   std::vector<Nic> nics_;
   std::map<uint32_t, uint32_t> nics_of_host_;  // how many

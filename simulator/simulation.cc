@@ -15,9 +15,6 @@ namespace {
 // is not told apart by rounding. Far below any start-up.
 constexpr double kSimultaneousSeconds = 1e-7;
 
-// Links that need at least so much of the busiest one's time are as busy.
-constexpr double kAsBusy = 0.99;
-
 // A message on its way.
 struct Transit {
   uint32_t task = kNone;
@@ -45,7 +42,7 @@ class Loop {
         events_(graph_.tasks.size()),
         shares_(graph_.links.size(), 0),
         is_recorded_(graph_.links.size(), simulation.options.record_rates) {
-    for (const uint32_t link : BusiestLinks(graph_)) {
+    if (const uint32_t link = BindingLink(graph_.links); link != kNone) {
       is_recorded_[SimulatedLink(graph_, link)] = true;
     }
   }
@@ -318,44 +315,12 @@ const char* TaskKindText(TaskKind kind, bool is_delta) {
   return "unknown";
 }
 
-std::vector<uint32_t> BusiestLinks(const TaskGraph& graph) {
-  double most = 0;
-  for (const Link& link : graph.links)
-    most = std::max(most, link.BusySeconds());
-  std::vector<uint32_t> busiest;
-  for (uint32_t i = 0; i < graph.links.size(); ++i) {
-    if (graph.links[i].BusySeconds() >= kAsBusy * most) busiest.push_back(i);
-  }
-  return busiest;
-}
-
 uint64_t Simulation::StoredBytes() const {
   uint64_t bytes = 0;
   for (const Message& message : graph.messages) {
     bytes += graph.equal_ranks.CountOf(message.source) * message.size_bytes;
   }
   return bytes;
-}
-
-uint32_t Simulation::BindingLink() const {
-  std::vector<double> crossed_seconds(graph.links.size(), 0);
-  for (const uint32_t number : critical_path) {
-    const uint32_t message = graph.tasks[number].message;
-    if (message == kNone) continue;
-    for (const uint32_t link : graph.messages[message].links) {
-      crossed_seconds[link] += times[number].end - times[number].begin;
-    }
-  }
-  // Of those that it crosses for as long, the busiest.
-  const auto key = [&](uint32_t link) {
-    return std::make_pair(crossed_seconds[link],
-                          graph.links[link].BusySeconds());
-  };
-  uint32_t binding = kNone;
-  for (const uint32_t link : BusiestLinks(graph)) {
-    if (binding == kNone || key(link) > key(binding)) binding = link;
-  }
-  return binding;
 }
 
 absl::StatusOr<Simulation> Simulate(const PlanFile& plan,

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "plan/plan_file.h"
 #include "simulator/costs.h"
 #include "simulator/equal_ranks.h"
@@ -81,8 +82,8 @@ struct Options {
   // bound and its prediction are of the same links.
   bool has_plan_speeds = false;
 
-  // Records when the rates of all links change, for a trace. Those of
-  // BusiestLinks are recorded always.
+  // Records when the rates of all links change, for a trace. Those of the
+  // binding link are recorded always.
   bool record_rates = false;
 
   // Of ranks that do the same at the same time, one is simulated: the graph has
@@ -122,7 +123,8 @@ std::string LinkOwnerText(const Link& link);
 
 struct Link {
   LinkKind kind = LinkKind::kLocal;
-  // The lowest rank that uses it, or the host or leaf of an uplink or downlink.
+  // The host or leaf of an uplink or downlink. Else the lowest rank that uses
+  // it so: of two that share a GPU, the destination receives.
   uint32_t owner = 0;
   double bytes_per_second = 0;
   uint64_t bytes = 0;  // of all messages
@@ -134,6 +136,9 @@ struct Link {
 };
 // "network egress of rank 26", "uplink of host 3".
 std::string LinkText(const Link& link);
+// The link whose bytes take longest. Of several the first by kind, and then the
+// one with the lowest owner. kNone if nothing moves.
+uint32_t BindingLink(absl::Span<const Link> links);
 
 // One message, or a part of one that is sent in parts.
 struct Message {
@@ -244,15 +249,7 @@ struct Simulation {
 
   // Of all messages.
   uint64_t StoredBytes() const;
-
-  // The one of BusiestLinks that messages of the critical path cross for the
-  // longest time. kNone if nothing moves.
-  uint32_t BindingLink() const;
 };
-
-// The links whose bytes take longest, within 1 %, ascending. Jobs that are
-// balanced have many.
-std::vector<uint32_t> BusiestLinks(const TaskGraph& graph);
 
 // What the ranks of `plan` do. kInvalidArgument: an option names a rank that is
 // not there, or asks for a delta of a plan whose refits are dense; or two ranks

@@ -88,7 +88,7 @@ class Builder {
       : plan_(plan),
         body_(plan.body()),
         options_(options),
-        links_(plan, options) {
+        links_(SitesOf(plan), options) {
     if (options.folds_equal_ranks) {
       graph_.equal_ranks = EqualRanks(plan, links_);
     }

@@ -111,7 +111,7 @@ void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
   const std::vector<IdleTime> idle_times = IdleTimes(plan, simulation);
   if (idle_times.empty()) return;
   const double busy =
-      simulation.graph.links[simulation.BindingLink()].BusySeconds();
+      simulation.graph.links[BindingLink(simulation.graph.links)].BusySeconds();
   const auto add = [&](const char* sign, double seconds,
                        const std::string& what) {
     absl::StrAppendFormat(&text, "  %12s  %s\n",
@@ -235,7 +235,8 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
   if (const Dealt dealt = DealtOf(plan); dealt.bytes > 0) {
     absl::StrAppend(&text, "dealt          ", DealtText(dealt), "\n");
   }
-  if (const uint32_t binding = simulation.BindingLink(); binding != kNone) {
+  if (const uint32_t binding = BindingLink(simulation.graph.links);
+      binding != kNone) {
     const Link& link = simulation.graph.links[binding];
     absl::StrAppendFormat(
         &text, "binding link   %s: %d bytes take %s, %s of the time\n",

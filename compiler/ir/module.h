@@ -470,7 +470,7 @@ struct Stats {
   int64_t relayed_bytes = 0;  // of these, by destination ranks
   double lower_bound_seconds = 0;
   double predicted_seconds = 0;
-  std::string binding_link;
+  std::string binding_link;  // after the passes
   // What NVLink takes of the busiest host for bytes that its ranks may deal
   // out beside the network: the most that dealing saves. Not in the plan.
   double dealable_seconds = 0;

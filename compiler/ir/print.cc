@@ -285,10 +285,10 @@ std::string CostText(const Module& module) {
   const Stats& stats = module.stats;
   return absl::StrFormat(
       "moved %d bytes: local %d, peer %d, network %d; relayed %d\n"
-      "lower bound %.6f s, predicted %.6f s, binding link %s\n",
+      "lower bound %.6f s, predicted %.6f s\n",
       stats.moved_bytes, stats.local_bytes, stats.peer_bytes,
       stats.network_bytes, stats.relayed_bytes, stats.lower_bound_seconds,
-      stats.predicted_seconds, stats.binding_link);
+      stats.predicted_seconds);
 }
 
 }  // namespace refit

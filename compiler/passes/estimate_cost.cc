@@ -2,10 +2,8 @@
 #include <array>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "compiler/ir/counting_sort.h"
 #include "compiler/passes/passes.h"
-#include "plan/enum_text.h"
 
 namespace refit {
 namespace {
@@ -21,8 +19,6 @@ struct RankLoad {
 
   int64_t Busiest() const { return std::max(sent_bytes, received_bytes); }
 };
-// By route and rank.
-using Load = std::array<std::vector<RankLoad>, kRoutes.size()>;
 
 size_t RouteIndex(Route route) {
   return static_cast<size_t>(std::find(kRoutes.begin(), kRoutes.end(), route) -
@@ -53,20 +49,22 @@ double DealtSeconds(const Module& module, const RankLoad& load) {
 
 // Whether each source moves what stays on its GPU beside its other rounds
 // (DirectEnds::beside in executor/direct_ends.h).
-bool MovesLocalBeside(const Module& module, const Load& load) {
+bool MovesLocalBeside(const Module& module) {
   const Stats& stats = module.stats;
-  const bool only_moves =
-      module.MechanismOf(Route::kLocal) == Mechanism::kDirect &&
-      stats.network_bytes == 0 && stats.relayed_bytes == 0 &&
-      module.quantizes.empty();
-  if (!only_moves) return false;
-  for (size_t rank = 0; rank < module.source.ranks.size(); ++rank) {
-    if (load[RouteIndex(Route::kLocal)][rank].sent_bytes >
-        load[RouteIndex(Route::kPeer)][rank].sent_bytes) {
-      return false;
-    }
+  if (module.MechanismOf(Route::kLocal) != Mechanism::kDirect ||
+      stats.network_bytes > 0 || stats.relayed_bytes > 0 ||
+      !module.quantizes.empty()) {
+    return false;
   }
-  return true;
+  // More bytes on its GPU than elsewhere, by source.
+  std::vector<int64_t> more_here(module.source.ranks.size(), 0);
+  for (const Message& message : module.messages) {
+    more_here[IndexOf(message.source)] += message.route == Route::kLocal
+                                              ? message.size_bytes
+                                              : -message.size_bytes;
+  }
+  return std::all_of(more_here.begin(), more_here.end(),
+                     [](int64_t bytes) { return bytes <= 0; });
 }
 
 // What the rounds of each wave take: a round as long as its slowest rank.
@@ -169,9 +167,9 @@ std::vector<double> QuantizeSeconds(const Module& module, QuantizedAt at) {
 // A wave is quantized at sources while the one before it travels, and at
 // destinations while the one after it does, in memory that the one before the
 // last has left.
-double PredictedSeconds(const Module& module, const Load& load) {
+double PredictedSeconds(const Module& module) {
   const std::vector<double> transfer =
-      TransferSeconds(module, MovesLocalBeside(module, load));
+      TransferSeconds(module, MovesLocalBeside(module));
   const std::vector<double> before =
       QuantizeSeconds(module, QuantizedAt::kSource);
   const std::vector<double> after =
@@ -195,33 +193,9 @@ double PredictedSeconds(const Module& module, const Load& load) {
   return last.emptied;
 }
 
-std::string BindingLink(const Module& module, const Load& load) {
-  double longest = 0;
-  std::string link = "none";
-  for (Route route : kRoutes) {
-    const std::vector<RankLoad>& by_rank = load[RouteIndex(route)];
-    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      const int64_t bytes = by_rank[rank].Busiest();
-      const double seconds =
-          static_cast<double>(bytes) / module.topology.BytesPerSecond(route);
-      if (seconds <= longest) continue;
-      longest = seconds;
-      const bool sends = bytes == by_rank[rank].sent_bytes;
-      link = absl::StrFormat("%s %s of rank %d, %.3f s for %d bytes",
-                             EnumText(route), sends ? "egress" : "ingress",
-                             rank, seconds, bytes);
-    }
-  }
-  return link;
-}
-
 }  // namespace
 
 absl::Status EstimateCost(const PassOptions&, Module& module) {
-  Load load;
-  for (std::vector<RankLoad>& by_rank : load) {
-    by_rank.resize(static_cast<size_t>(module.world_size()));
-  }
   int64_t relayed_bytes = 0;
   std::array<int64_t, kRoutes.size()> by_route = {};
   std::vector<int64_t> bytes_of;  // by piece
@@ -230,15 +204,10 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
     bytes_of.push_back(module.WireBytes(piece));
   }
   const auto add = [&](PieceId piece, Rank source, Rank destination) {
-    const int64_t bytes = bytes_of[IndexOf(piece)];
-    const int64_t of_all_parts = bytes * module.parts();
+    const int64_t of_all_parts = bytes_of[IndexOf(piece)] * module.parts();
     by_route[RouteIndex(module.RouteBetween(source, destination))] +=
         of_all_parts;
     if (module.IsRelay(source)) relayed_bytes += of_all_parts;
-    std::vector<RankLoad>& by_rank =
-        load[RouteIndex(module.LinkBetween(source, destination))];
-    by_rank[IndexOf(source)].sent_bytes += bytes;
-    by_rank[IndexOf(destination)].received_bytes += bytes;
   };
   for (const Transfer& transfer : module.transfers) {
     add(transfer.piece, transfer.source, transfer.destination);
@@ -258,8 +227,7 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   stats.relayed_bytes = relayed_bytes;
   stats.moved_bytes =
       stats.local_bytes + stats.peer_bytes + stats.network_bytes;
-  stats.predicted_seconds = PredictedSeconds(module, load);
-  stats.binding_link = BindingLink(module, load);
+  stats.predicted_seconds = PredictedSeconds(module);
   return absl::OkStatus();
 }
 

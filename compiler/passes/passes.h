@@ -132,7 +132,7 @@ absl::Status FormBuckets(const PassOptions& options, Module& module);
 //           offsets follow it.
 absl::Status ScheduleRounds(const PassOptions& options, Module& module);
 
-// Fills the rest of `stats`: bytes by route, predicted time, binding link.
+// Fills `stats`: bytes by route, predicted time.
 //
 // Requires: schedule-rounds.
 absl::Status EstimateCost(const PassOptions& options, Module& module);

@@ -4,7 +4,8 @@
 usage: run_goldens.py BIN_DIR [small] [examples]      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
 jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json), its simulation,
-                  and for REPORTS the data of its page (refit-report --json); of all jobs, the page's traffic must add up
+                  and for REPORTS the data of its page (refit-report --json); of all jobs, the page's traffic must add up, and all programs
+                  must name one binding link
 errors/*.json     what refitc says of a wrong job; nothing may be written
 warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
@@ -18,6 +19,7 @@ import difflib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -103,6 +105,8 @@ FULL = {
     "bench-run-json": ["refit-bench", "run", "PLAN", "--iterations", "1", "--json"],
     "bench-run": ["refit-bench", "run", "PLAN", "--iterations", "1"],
 }
+# As --stats and refit-sim print it: the link, and its bytes.
+BINDING_LINK = re.compile(r"(?:binding link +|^)([a-z ]+ of [a-z]+ \d+)(?:: |, .* for )(\d+) bytes", re.MULTILINE)
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "SLURM_")
 UPDATE = os.environ.get("REFIT_UPDATE_GOLDENS") == "1"
 
@@ -161,6 +165,7 @@ class Goldens:
             lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
             self.expect_of_job(job, "report.json", "{" + lines.replace("}, {", "},\n  {") + "}\n")
         self.traffic(job)
+        self.binding_link(job)
         self.run("refit-run", self.plan, "--transport", "local", "--check")
 
     def traffic(self, job):
@@ -171,6 +176,18 @@ class Goldens:
         told = sum(matrix["values"][int(value, 36)] * int(times or "1", 36) for value, _, times in runs)
         if told != moved:
             self.failed.append(f"jobs/{job.name}: refit-report tells who sends {told} of {moved} bytes")
+
+    def binding_link(self, job):
+        """All programs name the same link and as many bytes of it."""
+        stats = json.loads(self.run("refit-dump", self.plan, "--stats", "--json").stdout)["binding_link"]
+        simulated = self.run("refit-sim", self.plan, "--job", job).stdout
+        found = {"--stats": BINDING_LINK.findall(stats), "refit-sim": BINDING_LINK.findall(simulated)}
+        for name, data in (("refit-sim --json", json.loads(self.run("refit-sim", self.plan, "--job", job, "--json").stdout)),
+                           ("refit-report", json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)["times"])):
+            link = data.get("binding_link")
+            found[name] = [(link["name"], str(link["bytes"]))] if link else []
+        if any(links != found["--stats"] for links in found.values()):
+            self.failed.append(f"{job.name}: not one binding link: {found}")
 
     def error(self, job):
         self.plan.unlink(missing_ok=True)
@@ -218,6 +235,7 @@ class Goldens:
         self.run("refit-verify", self.plan, "--job", job)
         simulated = self.run("refit-sim", self.plan, "--job", job).stdout
         self.expect(f"examples/{job.stem}.sim.txt", simulated)
+        self.binding_link(job)
 
 
 def small_goldens(goldens):

@@ -161,7 +161,7 @@ TEST(EqualRanks, WithoutSharedListsAllRanksAreSimulated) {
       GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
                  GenericSide(2, "Shard(0)"), GenericSide(3, "Shard(0)")));
   const Options options;
-  const Links links(plan, options);
+  const Links links(SitesOf(plan), options);
   const EqualRanks equal(plan, links);
   EXPECT_FALSE(equal.any());
   EXPECT_EQ(equal.StandInOf(4), 4);

@@ -40,8 +40,9 @@ IdleTime Find(const std::vector<IdleTime>& times, const std::string& during) {
 TEST(IdleTimes, NameWhatTheCriticalPathDoesMeanwhile) {
   const PlanFile plan = OpenSpec(DealtSpec());
   const Simulation simulation = SimulatePlan(plan, Slow());
-  EXPECT_EQ(LinkText(simulation.graph.links[simulation.BindingLink()]),
-            "network egress of rank 0");
+  EXPECT_EQ(
+      LinkText(simulation.graph.links[BindingLink(simulation.graph.links)]),
+      "network egress of rank 0");
   EXPECT_NEAR(simulation.seconds, 45e-6, 1e-7);
   const std::vector<IdleTime> times = IdleTimes(plan, simulation);
   const IdleTime starts = Find(times, "starts of rounds");
@@ -94,7 +95,7 @@ TEST(IdleTimes, AreMostlyOfTheLowestRankAndOfAllIfAllRanksAgree) {
   const PlanFile plan = OpenSpec(SampleSpec());
   Simulation simulation;
   simulation.graph.links = {
-      {.kind = LinkKind::kPeerEgress, .bytes_per_second = 1}};
+      {.kind = LinkKind::kPeerEgress, .bytes_per_second = 1, .bytes = 1}};
   simulation.graph.tasks = {{.kind = TaskKind::kAgree},
                             {.kind = TaskKind::kPack, .rank = 10},
                             {.kind = TaskKind::kPack, .rank = 9}};
@@ -118,7 +119,8 @@ TEST(IdleTimes, FillWhatTheBindingLinkLeavesOfTheTime) {
       options.folds_equal_ranks = true;
       const Simulation simulation = SimulatePlan(plan, options);
       double seconds =
-          simulation.graph.links[simulation.BindingLink()].BusySeconds();
+          simulation.graph.links[BindingLink(simulation.graph.links)]
+              .BusySeconds();
       for (const IdleTime& time : IdleTimes(plan, simulation)) {
         EXPECT_GT(time.seconds, 0) << time.during;
         EXPECT_GT(time.parts, 0u) << time.during;

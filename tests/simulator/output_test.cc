@@ -50,7 +50,7 @@ TEST(Output, TextSaysTimeLinkAndCriticalPath) {
       SimulationText(plan, SimulatePlan(plan), /*rounds=*/true),
       R"(simulated      0.000146144 s, 0.146 x the lower bound, 0.058 x the prediction
 links          peer 0.001 GB/s, network 50 GB/s, per rank and direction
-binding link   peer ingress of rank 2: 144 bytes take 0.144 ms, 98.5 % of the time
+binding link   peer egress of rank 0: 144 bytes take 0.144 ms, 98.5 % of the time
 from the lower bound to the simulated time
       1.000 ms  lower bound
      -0.856 ms  bytes of the binding link: 0.144 ms
@@ -93,7 +93,7 @@ TEST(Output, JsonHasTheSameAndTheLinks) {
   EXPECT_EQ(json["rounds"].Size(), 2u);
   EXPECT_EQ(json["rounds"][1]["size_bytes"].GetUint64(), 128u);
   EXPECT_STREQ(json["binding_link"]["name"].GetString(),
-               "peer ingress of rank 2");
+               "peer egress of rank 0");
   EXPECT_STREQ(json["idle"][0]["during"].GetString(), "starts of rounds");
   EXPECT_EQ(json["idle"][0]["parts"].GetUint64(), 2u);
   EXPECT_EQ(json["critical_path"].Size(), simulation.critical_path.size());

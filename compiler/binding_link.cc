@@ -1,0 +1,64 @@
+#include "compiler/binding_link.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "simulator/links.h"
+#include "simulator/simulation.h"
+
+namespace refit {
+namespace {
+
+simulator::Sites SitesOf(const Module& module) {
+  const Topology& topology = module.topology;
+  simulator::Sites sites = {
+      .hosts = {topology.host.begin(), topology.host.end()},
+      .source_ranks = module.source_ranks(),
+      .colocated = topology.colocated};
+  if (const std::optional<Fabric>& fabric = topology.fabric) {
+    sites.hosts_per_domain =
+        static_cast<uint32_t>(fabric->hosts_per_nvlink_domain);
+    sites.gpus_per_nic = static_cast<uint32_t>(fabric->gpus_per_nic);
+    sites.hosts_per_leaf = static_cast<uint32_t>(fabric->hosts_per_leaf);
+    sites.rails = fabric->rails;
+    sites.spine_oversubscription = fabric->spine_oversubscription;
+  }
+  return sites;
+}
+
+}  // namespace
+
+std::string BindingLinkText(const Module& module) {
+  const Topology& topology = module.topology;
+  simulator::Options options;
+  options.peer_bytes_per_second = topology.peer_bytes_per_second;
+  options.network_bytes_per_second = topology.fabric.has_value()
+                                         ? topology.fabric->nic_bytes_per_second
+                                         : topology.network_bytes_per_second;
+  options.local_bytes_per_second = topology.local_bytes_per_second;
+  simulator::Sites sites = SitesOf(module);
+  // Other parts of a folded job share nothing with the first but leaves.
+  const bool shares = sites.HasLeaves() && module.fold.has_value();
+  const Fold fold = shares ? *module.fold : Fold();
+  simulator::Links links(std::move(sites), options);
+  for (int32_t part = 0; part < fold.parts; ++part) {
+    const auto moved = [&](Rank rank) {
+      return static_cast<int32_t>(rank) + part * (module.IsRelay(rank)
+                                                      ? fold.destination_shift
+                                                      : fold.source_shift);
+    };
+    for (const Message& message : module.messages) {
+      links.Cross(message.route, moved(message.source),
+                  moved(message.destination),
+                  static_cast<uint64_t>(message.size_bytes));
+    }
+  }
+  const uint32_t binding = simulator::BindingLink(links.all());
+  if (binding == simulator::kNone) return "none";
+  const simulator::Link& link = links[binding];
+  return absl::StrFormat("%s, %.3f s for %d bytes", simulator::LinkText(link),
+                         link.BusySeconds(), link.bytes);
+}
+
+}  // namespace refit
