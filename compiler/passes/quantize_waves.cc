@@ -5,16 +5,12 @@
 namespace refit {
 namespace {
 
-// A wave may end this part of its bytes early or late, so that it ends between
-// two layers or experts.
-constexpr int64_t kUnevenPart = 64;
-
 class Cutter {
  public:
-  Cutter(int64_t total_bytes, int32_t waves)
+  Cutter(int64_t total_bytes, int32_t waves, int64_t uneven_part)
       : total_bytes_(total_bytes),
         waves_(waves),
-        slack_bytes_(total_bytes / waves / kUnevenPart) {}
+        slack_bytes_(total_bytes / waves / uneven_part) {}
 
   void Add(size_t of, const QuantizedBox& whole, const Box& box);
   std::vector<WavePart> Take() { return std::move(parts_); }
@@ -79,10 +75,10 @@ void Cutter::Add(size_t of, const QuantizedBox& whole, const Box& box) {
 }  // namespace
 
 std::vector<WavePart> CutIntoWaves(absl::Span<const QuantizedBox> boxes,
-                                   int32_t waves) {
+                                   int32_t waves, int64_t uneven_part) {
   int64_t total_bytes = 0;
   for (const QuantizedBox& box : boxes) total_bytes += box.bytes();
-  Cutter cutter(total_bytes, waves);
+  Cutter cutter(total_bytes, waves, uneven_part);
   for (size_t i = 0; i < boxes.size(); ++i) {
     cutter.Add(i, boxes[i], boxes[i].box);
   }

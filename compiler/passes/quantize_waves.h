@@ -28,13 +28,18 @@ struct WavePart {
   int32_t wave = 0;
 };
 
+// A wave may end this part of its bytes early or late, so that it ends between
+// two layers or experts.
+inline constexpr int64_t kUnevenPart = 64;
+
 // Cuts the boxes, taken one after the other, into `waves` parts of nearly equal
 // bytes: along the outermost dimension that can be cut (layers, then experts,
 // then rows of blocks), and finer only where that leaves the waves too uneven.
 // The parts tile the boxes and are in order of their waves. Equal lists of
 // extents are cut at equal positions, whatever their boxes' `lo`.
 std::vector<WavePart> CutIntoWaves(absl::Span<const QuantizedBox> boxes,
-                                   int32_t waves);
+                                   int32_t waves,
+                                   int64_t uneven_part = kUnevenPart);
 
 }  // namespace refit
 

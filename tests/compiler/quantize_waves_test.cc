@@ -29,9 +29,10 @@ std::vector<QuantizedBox> SomeBoxes() {
 }
 
 std::vector<int64_t> WaveBytes(const std::vector<QuantizedBox>& boxes,
-                               int32_t waves) {
+                               int32_t waves,
+                               int64_t uneven_part = kUnevenPart) {
   std::vector<int64_t> bytes(static_cast<size_t>(waves), 0);
-  for (const WavePart& part : CutIntoWaves(boxes, waves)) {
+  for (const WavePart& part : CutIntoWaves(boxes, waves, uneven_part)) {
     bytes[static_cast<size_t>(part.wave)] +=
         part.box.Volume() * boxes[part.of].element_bytes;
   }
@@ -72,6 +73,19 @@ TEST(CutIntoWavesTest, WavesAreNearlyEqual) {
     // A row of blocks is 64 KiB of the last matrix, in bf16.
     EXPECT_LE(*most - *least, 2 * 65536 + *most / 8) << waves << " waves";
   }
+}
+
+// Of 36 layers a wave has two and a quarter: 63 rows of blocks.
+TEST(CutIntoWavesTest, WavesThatMustBeAlikeAreCutInsideLayers) {
+  const std::vector<QuantizedBox> boxes = {
+      {.box = {.lo = {0, 0, 0}, .hi = {36, 28 * 128, 256}},
+       .scheme = kFp8Block128}};
+  const auto most = [&](int64_t uneven_part) {
+    const std::vector<int64_t> bytes = WaveBytes(boxes, 16, uneven_part);
+    return *std::max_element(bytes.begin(), bytes.end()) / (128 * 256);
+  };
+  EXPECT_EQ(most(256), 63);
+  EXPECT_GT(most(8), 63);
 }
 
 TEST(CutIntoWavesTest, MoreWavesThanBlocksLeaveSomeEmpty) {
