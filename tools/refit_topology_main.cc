@@ -1,5 +1,9 @@
 // refit-topology: what a job says of hosts like this one.
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,11 +13,23 @@
 #include "tools/plan_input.h"
 #include "topology/probe.h"
 
+// None of no file.
+static absl::StatusOr<refit::BridgesByBusId> BridgesOf(
+    const std::string& nccl_file) {
+  if (nccl_file.empty()) return refit::BridgesByBusId();
+  std::ifstream file(nccl_file);
+  if (!file) return absl::NotFoundError("cannot be read");
+  std::stringstream text;
+  text << file.rdbuf();
+  return refit::ParseNcclTopology(text.str());
+}
+
 static int Main(int argc, char** argv) {
   std::string sys = "/sys";
+  std::string nccl_file;
   const refit::ToolInfo tool = {
       .name = "refit-topology",
-      .usage = "refit-topology [--sys DIR]",
+      .usage = "refit-topology [--nccl-topology FILE] [--sys DIR]",
       .summary =
           "Prints the \"topology\" of a job on hosts like this one: its GPUs "
           "and the NICs next\n"
@@ -23,19 +39,35 @@ static int Main(int argc, char** argv) {
           "Exit status: 0 printed, 2 this host has no GPU.",
       .flags = {{"--sys", "", "DIR",
                  "read this copy of another host's /sys, and ask no driver",
-                 &sys}},
+                 &sys},
+                {"--nccl-topology", "", "FILE",
+                 "the topology file that NCCL is given, which shows a virtual "
+                 "machine's bridges\n"
+                 "(default: $NCCL_TOPO_FILE)",
+                 &nccl_file}},
       .positional_min = 0,
       .positional_max = 0,
   };
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
   std::vector<refit::GpuFacts> facts;
-  if (args.flags.empty()) {
+  const bool is_here = std::find(args.flags.begin(), args.flags.end(),
+                                 "--sys") == args.flags.end();
+  if (is_here) {
     absl::StatusOr<std::vector<refit::GpuFacts>> read = refit::ReadNvml();
     if (read.ok()) facts = *std::move(read);
   }
+  if (const char* of_nccl = std::getenv("NCCL_TOPO_FILE");
+      is_here && nccl_file.empty() && of_nccl != nullptr) {
+    nccl_file = of_nccl;
+  }
+  const absl::StatusOr<refit::BridgesByBusId> bridges = BridgesOf(nccl_file);
+  if (!bridges.ok()) {
+    return refit::Fail(
+        tool, nccl_file + ": " + std::string(bridges.status().message()));
+  }
   const absl::StatusOr<refit::ProbedHost> host =
-      refit::ProbeHost(sys, std::move(facts));
+      refit::ProbeHost(sys, std::move(facts), *bridges);
   if (!host.ok())
     return refit::Fail(tool, std::string(host.status().message()));
   const absl::Status status = refit::WriteStdout(refit::TopologyJson(*host));

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -39,10 +40,14 @@ std::vector<fs::path> EntriesOf(const fs::path& directory) {
 }
 
 // The bridges from a root of PCI down to the device, and the device.
-std::vector<std::string> BridgesOf(const fs::path& device) {
+std::vector<std::string> BridgesOf(const fs::path& device,
+                                   const BridgesByBusId& nccl) {
   std::error_code error;
+  const fs::path path = fs::canonical(device, error);
+  const auto known = nccl.find(absl::AsciiStrToLower(path.filename().string()));
+  if (known != nccl.end()) return known->second;
   std::vector<std::string> bridges;
-  for (const fs::path& part : fs::canonical(device, error)) {
+  for (const fs::path& part : path) {
     bridges.push_back(part.string());
   }
   return bridges;
@@ -71,7 +76,7 @@ struct FoundNic {
 };
 
 // With all ports that are up together. Virtual functions are none.
-std::vector<FoundNic> NicsOf(const fs::path& sys) {
+std::vector<FoundNic> NicsOf(const fs::path& sys, const BridgesByBusId& nccl) {
   std::vector<FoundNic> nics;
   for (const fs::path& entry : EntriesOf(sys / "class" / "infiniband")) {
     std::error_code error;
@@ -84,7 +89,7 @@ std::vector<FoundNic> NicsOf(const fs::path& sys) {
     if (!(rate > 0)) continue;
     nics.push_back({.nic = {.name = entry.filename().string(),
                             .gigabits_per_second = rate},
-                    .bridges = BridgesOf(entry / "device")});
+                    .bridges = BridgesOf(entry / "device", nccl)});
   }
   return nics;
 }
@@ -128,7 +133,8 @@ std::string MachineOf(const ProbedHost& host) {
 }  // namespace
 
 absl::StatusOr<ProbedHost> ProbeHost(const std::string& sys,
-                                     std::vector<GpuFacts> facts) {
+                                     std::vector<GpuFacts> facts,
+                                     const BridgesByBusId& nccl) {
   const std::vector<fs::path> gpus = GpusOf(sys);
   if (gpus.empty()) {
     return absl::NotFoundError(absl::StrCat(
@@ -139,9 +145,9 @@ absl::StatusOr<ProbedHost> ProbeHost(const std::string& sys,
   ProbedHost host;
   host.gpus = static_cast<uint32_t>(gpus.size());
   host.facts = std::move(facts);
-  std::vector<FoundNic> nics = NicsOf(sys);
+  std::vector<FoundNic> nics = NicsOf(sys, nccl);
   for (const fs::path& gpu : gpus) {
-    const std::vector<std::string> bridges = BridgesOf(gpu);
+    const std::vector<std::string> bridges = BridgesOf(gpu, nccl);
     FoundNic* nearest = nullptr;
     const auto distance = [&](const FoundNic& nic) {
       return std::pair(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "topology/nccl_topology.h"
 
 namespace refit {
 
@@ -35,9 +36,11 @@ struct ProbedHost {
 
 // Reads GPUs and NICs with an active port from `sys`, "/sys" on a real host. A
 // GPU is nearest to the NIC with which it shares the most bridges; of equal
-// ones GPUs take different ones. kNotFound: there is no GPU.
+// ones GPUs take different ones. Of devices in `nccl` the bridges are those.
+// kNotFound: there is no GPU.
 absl::StatusOr<ProbedHost> ProbeHost(const std::string& sys,
-                                     std::vector<GpuFacts> facts);
+                                     std::vector<GpuFacts> facts,
+                                     const BridgesByBusId& nccl = {});
 
 // The `topology` of a job on hosts like this one, as JSON with comments that
 // say what is not known.

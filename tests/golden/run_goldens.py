@@ -58,6 +58,7 @@ MISUSES = {
     "a-change-rate-above-one": ["refit-run", "PLAN", "--delta", "--change-rate", "1.5"],
     "a-change-rate-that-is-no-number": ["refit-run", "PLAN", "--delta", "--change-rate", "1%"],
     "a-topology-of-a-host-without-gpus": ["refit-topology", "--sys", "."],
+    "a-topology-of-a-file-that-is-not-nccls": ["refit-topology", "--nccl-topology", "../jobs/tiny-dense.json"],
     "a-slow-rank-without-a-factor": ["refit-sim", "PLAN", "--slow-rank", "1"],
     "a-nic-that-dies-twice": ["refit-sim", "PLAN", "--dead-nic", "1,1"],
     "an-oversubscription-below-one": ["refit-sim", "PLAN", "--oversubscribe", "0.5"],

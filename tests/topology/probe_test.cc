@@ -36,8 +36,10 @@ class FakeSys {
   }
   fs::path root() const { return directory_.Path("sys"); }
 
-  std::string Json(std::vector<GpuFacts> facts = {}) const {
-    const absl::StatusOr<ProbedHost> host = ProbeHost(root(), std::move(facts));
+  std::string Json(std::vector<GpuFacts> facts = {},
+                   const BridgesByBusId& nccl = {}) const {
+    const absl::StatusOr<ProbedHost> host =
+        ProbeHost(root(), std::move(facts), nccl);
     EXPECT_TRUE(host.ok()) << host.status();
     return host.ok() ? TopologyJson(*host) : "";
   }
@@ -114,6 +116,52 @@ TEST(ProbeTest, GpusShareANicWhereThereAreFewer) {
   EXPECT_NE(json.find("\"network_gigabytes_per_second\": 12.5"),
             std::string::npos)
       << json;
+}
+
+// A virtual machine: /sys has no bridges, so that both GPUs are as near to both
+// NICs. By NCCL's file both share the first.
+TEST(ProbeTest, NcclsFileShowsTheBridgesOfAVirtualMachine) {
+  FakeSys sys;
+  sys.Gpu("pci0000:00/0001:00:00.0");
+  sys.Gpu("pci0000:00/000A:00:00.0");
+  sys.Nic("mlx5_0", "pci0000:00/0101:00:00.0");
+  sys.Nic("mlx5_1", "pci0000:00/0102:00:00.0");
+  EXPECT_NE(sys.Json().find("\"gpus_per_nic\": 1,  // mlx5_0 mlx5_1"),
+            std::string::npos);
+  const absl::StatusOr<BridgesByBusId> nccl =
+      ParseNcclTopology(R"(<?xml version="1.0"?>
+<!-- <pci busid="ffff:ff:ff.0"> -->
+<system version="1">
+  <cpu numaid="0" affinity="0000ffff" arch="x86_64">
+    <pci busid="ffff:ff:01.0" class="0x060400" link_width="16">
+      <pci busid="0001:00:00.0" class="0x030200"><gpu dev="0" sm="90"/></pci>
+      <pci busid="000a:00:00.0" class="0x030200"/>
+      <pci busid="0101:00:00.0" class="0x020700"/>
+    </pci>
+  </cpu>
+  <cpu numaid="1"><pci busid="0102:00:00.0" class="0x020700"/></cpu>
+</system>
+)");
+  ASSERT_TRUE(nccl.ok()) << nccl.status();
+  EXPECT_EQ(nccl->size(), 5u);
+  EXPECT_EQ(
+      nccl->at("0101:00:00.0"),
+      (std::vector<std::string>{"cpu  0", "ffff:ff:01.0", "0101:00:00.0"}));
+  const std::string json = sys.Json({}, *nccl);
+  EXPECT_NE(json.find("\"gpus_per_nic\": 2,  // mlx5_0\n"), std::string::npos)
+      << json;
+}
+
+TEST(ProbeTest, AFileThatIsNotNcclsSaysWhere) {
+  const auto mistake = [](const char* text) {
+    return std::string(ParseNcclTopology(text).status().message());
+  };
+  EXPECT_EQ(mistake("{}"), "line 1: no element \"system\", as NCCL has it");
+  EXPECT_EQ(mistake("<system>\n<cpu>\n</system>"),
+            "line 3: system ends where it did not begin");
+  EXPECT_EQ(mistake("<system>\n<cpu>\n"), "line 3: cpu does not end");
+  EXPECT_EQ(mistake("<system>\n<cpu numaid=\"0\""),
+            "line 2: this tag does not end");
 }
 
 TEST(ProbeTest, NamesAMachineWithItsGpusAndNvlinks) {
