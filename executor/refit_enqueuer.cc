@@ -20,13 +20,6 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-HostSpan SpanSince(Clock::time_point start) {
-  const auto seconds = [](Clock::time_point point) {
-    return std::chrono::duration<double>(point.time_since_epoch()).count();
-  };
-  return {.begin = seconds(start), .end = seconds(Clock::now())};
-}
-
 // 0: no bound.
 DeviceUse AtMost(uint32_t multiprocessors) {
   if (multiprocessors == 0) return {};
@@ -41,14 +34,17 @@ struct RefitEnqueuer::StagedEvents {
   std::unique_ptr<DeviceEvent> unpacked;
 };
 
+struct RefitEnqueuer::TimedPart {
+  std::unique_ptr<DeviceTimer> timer;  // null: rounds are not timed
+  bool is_used = false;                // by the last refit
+};
+
 struct RefitEnqueuer::RoundEvents : StagedEvents {
   RoundRangeText range_text;
   std::unique_ptr<DeviceEvent> stored;  // by peers, in rounds before it
-  std::unique_ptr<DeviceTimer> timer;
-  // Of the last refit, if rounds are timed.
-  HostSpan pack_span;
-  HostSpan move_span;
-  HostSpan unpack_span;
+  TimedPart pack;
+  TimedPart move;
+  TimedPart unpack;
 };
 
 struct RefitEnqueuer::QuantizeEvents {
@@ -82,6 +78,7 @@ absl::Status RefitEnqueuer::CreateStreams() {
   status.Update(make(moved_beside_, device_.CreateEvent()));
   status.Update(make(started_, device_.CreateEvent()));
   status.Update(make(ended_, device_.CreateEvent()));
+  if (times_rounds_) status.Update(make(origin_, device_.CreateTimer()));
   if (has_deltas_) {
     status.Update(make(count_stream_, device_.CreateStream()));
     status.Update(make(counted_, device_.CreateEvent()));
@@ -112,9 +109,13 @@ absl::Status RefitEnqueuer::CreateStreams() {
     RoundEvents& events = events_.emplace_back();
     events.range_text = RoundRangeText(work.index, work.route, work.mechanism);
     if (times_rounds_) {
-      status.Update(make(events.timer, device_.CreateTimer()));
+      status.Update(make(events.move.timer, device_.CreateTimer()));
     }
     if (work.mechanism == fb::Mechanism::kDirect) continue;
+    if (times_rounds_) {
+      status.Update(make(events.pack.timer, device_.CreateTimer()));
+      status.Update(make(events.unpack.timer, device_.CreateTimer()));
+    }
     status.Update(make(events.exchanged, device_.CreateEvent()));
     if (work.relays_stored) {
       status.Update(make(events.stored, device_.CreateEvent()));
@@ -219,6 +220,8 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   is_captured_ = *capturing;
   is_timed_ = times_rounds_ && !is_captured_;
   absl::Status status;
+  if (is_timed_) status = StartTiming(stream);
+  if (!status.ok()) return status;
   // They use the same staging. A graph may not wait for what is outside of it.
   if (options.in_flight && !*capturing) status = ended_->Await(stream);
   if (!status.ok()) return status;
@@ -309,6 +312,37 @@ void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
   if (StateCheck* const check = std::exchange(check_, nullptr)) {
     check->Await(stream);
   }
+}
+
+absl::Status RefitEnqueuer::StartTiming(Stream stream) {
+  for (RoundEvents& events : events_) {
+    for (TimedPart* part : {&events.pack, &events.move, &events.unpack}) {
+      part->is_used = false;
+    }
+  }
+  origin_seconds_ =
+      std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+  return origin_->Start(stream);
+}
+
+absl::Status RefitEnqueuer::Start(TimedPart& part, Stream stream) {
+  if (!is_timed_) return absl::OkStatus();
+  part.is_used = true;
+  return part.timer->Start(stream);
+}
+
+absl::Status RefitEnqueuer::Stop(TimedPart& part, Stream stream) {
+  return is_timed_ ? part.timer->Stop(stream) : absl::OkStatus();
+}
+
+absl::StatusOr<TimeSpan> RefitEnqueuer::SpanOf(const TimedPart& part) const {
+  if (!part.is_used) return TimeSpan();
+  const absl::StatusOr<double> after = part.timer->SecondsAfter(*origin_);
+  const absl::StatusOr<double> seconds = part.timer->Seconds();
+  if (!after.ok()) return after.status();
+  if (!seconds.ok()) return seconds.status();
+  const double begin = origin_seconds_ + *after;
+  return TimeSpan{.begin = begin, .end = begin + *seconds};
 }
 
 absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
@@ -654,7 +688,7 @@ absl::Status RefitEnqueuer::EnqueueExchange(
   if (of.packs) {
     const Stream pack = pack_stream_->get();
     status.Update(await_staging(pack));
-    if (measured.timer != nullptr) status.Update(measured.timer->Start(pack));
+    status.Update(Start(measured.pack, pack));
     if (status.ok()) {
       status = encode_time_.Time(pack, [&] {
         const absl::Status packed = EnqueueBatch(PackBatch(of.round), pack);
@@ -664,17 +698,15 @@ absl::Status RefitEnqueuer::EnqueueExchange(
                    : packed;
       });
     }
+    status.Update(Stop(measured.pack, pack));
     status.Update(of.events.packed->Record(pack));
     status.Update(of.events.packed->Await(stream));
-    if (is_timed_) measured.pack_span = SpanSince(start);
     counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
   }
   if (of.reuses_unpacked != nullptr) {
     status.Update(of.reuses_unpacked->Await(stream));
   }
-  if (measured.timer != nullptr && !of.packs) {
-    status.Update(measured.timer->Start(stream));
-  }
+  status.Update(Start(measured.move, stream));
   if (!status.ok()) return status;
   status = wire_time_.Time(stream, [&] {
     return transport_.Exchange({.index = of.index,
@@ -683,12 +715,13 @@ absl::Status RefitEnqueuer::EnqueueExchange(
                                stream);
   });
   if (!status.ok()) return status;
-  status = of.events.exchanged->Record(stream);
-  if (is_timed_) measured.move_span = SpanSince(start);
+  status = Stop(measured.move, stream);
+  status.Update(of.events.exchanged->Record(stream));
   counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
   if (of.unpacks) {
     const Stream unpack = unpack_stream_->get();
     status.Update(of.events.exchanged->Await(unpack));
+    status.Update(Start(measured.unpack, unpack));
     if (status.ok()) {
       status = apply_time_.Time(unpack, [&] {
         const absl::Status applied =
@@ -700,14 +733,10 @@ absl::Status RefitEnqueuer::EnqueueExchange(
       });
     }
     if (!status.ok()) return status;
+    status.Update(Stop(measured.unpack, unpack));
     status.Update(of.events.unpacked->Record(unpack));
     unpacked_ = of.events.unpacked.get();
-    if (is_timed_) measured.unpack_span = SpanSince(start);
     counters_.unpack_seconds += SecondsSince(start);
-  }
-  if (measured.timer != nullptr) {
-    status.Update(
-        measured.timer->Stop(of.unpacks ? unpack_stream_->get() : stream));
   }
   return status;
 }
@@ -718,13 +747,12 @@ absl::Status RefitEnqueuer::EnqueueExchange(
 absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   const DirectEnds& ends = EndsOf(round);
-  DeviceTimer* const timer =
-      ends.is_timed ? events_[round].timer.get() : nullptr;
+  TimedPart& measured = events_[round].move;
   Fence& fence = *transport_.fence();
   const Clock::time_point start = Clock::now();
   absl::Status status;
   status.Update(AwaitUnpacked(work.relays, stream));
-  if (timer != nullptr) status.Update(timer->Start(stream));
+  if (ends.is_timed) status.Update(Start(measured, stream));
   if (!ends.grant.empty()) status.Update(fence.Grant(ends.grant, stream));
   if (!ends.await_grants.empty()) {
     status.Update(fence.AwaitGrants(ends.await_grants, stream));
@@ -753,8 +781,7 @@ absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
   if (!ends.await_finishes.empty() && status.ok()) {
     status.Update(fence.AwaitFinishes(ends.await_finishes, stream));
   }
-  if (timer != nullptr) status.Update(timer->Stop(stream));
-  if (is_timed_) events_[round].move_span = SpanSince(start);
+  if (ends.is_timed) status.Update(Stop(measured, stream));
   counters_.wire_seconds += SecondsSince(start);
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
@@ -889,26 +916,24 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   for (size_t i = 0; i < schedule_.rounds().size();) {
     const size_t round = i;
     const RoundWork& work = schedule_.rounds()[round];
-    absl::StatusOr<double> seconds = 0.0;
-    if (work.mechanism == fb::Mechanism::kStaged || EndsOf(round).is_timed) {
-      seconds = events_[round].timer->Seconds();
+    RoundMeasurement& of = measured.emplace_back();
+    of.round = work.index;
+    of.route = work.route;
+    of.mechanism = work.mechanism;
+    const RoundEvents& events = events_[round];
+    for (const auto& [part, span] :
+         {std::pair(&events.pack, &of.pack), std::pair(&events.move, &of.move),
+          std::pair(&events.unpack, &of.unpack)}) {
+      const absl::StatusOr<TimeSpan> timed = SpanOf(*part);
+      if (!timed.ok()) return timed.status();
+      *span = *timed;
     }
-    if (!seconds.ok()) return seconds.status();
-    Traffic traffic;
+    of.seconds = std::max(of.move.end, of.unpack.end) -
+                 (events.pack.is_used ? of.pack : of.move).begin;
     i = ForEachIssued(round, [&](const Operation& operation, uint32_t) {
       const bool send = operation.kind == fb::MessageKind::kSend;
-      (send ? traffic.bytes_sent : traffic.bytes_received) +=
-          operation.size_bytes;
+      (send ? of.bytes_sent : of.bytes_received) += operation.size_bytes;
     });
-    measured.push_back({.round = work.index,
-                        .route = work.route,
-                        .mechanism = work.mechanism,
-                        .bytes_sent = traffic.bytes_sent,
-                        .bytes_received = traffic.bytes_received,
-                        .seconds = *seconds,
-                        .pack = events_[round].pack_span,
-                        .move = events_[round].move_span,
-                        .unpack = events_[round].unpack_span});
   }
   return measured;
 }

@@ -110,7 +110,9 @@ class RefitEnqueuer {
  private:
   // When what a staged round does is done. Only those that are needed are made.
   struct StagedEvents;
-  // Likewise, and how long a round took.
+  // A part of a round that is timed.
+  struct TimedPart;
+  // StagedEvents, and when the parts of a round were done.
   struct RoundEvents;
   // A staged round, or several that are merged.
   struct StagedExchange {
@@ -179,6 +181,11 @@ class RefitEnqueuer {
   absl::Status EnqueueMoves(size_t round, std::optional<uint32_t> step,
                             Stream stream);
   DeviceUse UseOf(size_t round) const;
+  absl::Status StartTiming(Stream stream);
+  // Nothing if the refit is not timed.
+  absl::Status Start(TimedPart& part, Stream stream);
+  absl::Status Stop(TimedPart& part, Stream stream);
+  absl::StatusOr<TimeSpan> SpanOf(const TimedPart& part) const;
   absl::Status AwaitBeside(Stream stream);
   absl::Status ReserveTimes();
   // Whether the check digests while the rounds go on: all ranks alike.
@@ -224,6 +231,10 @@ class RefitEnqueuer {
   std::unique_ptr<DeviceStream> beside_stream_;  // of DirectEnds::beside
   std::unique_ptr<DeviceEvent> moved_beside_;
   std::unique_ptr<DeviceEvent> started_;
+  // Of the last refit that was timed: its start, and when that was, in seconds
+  // of the host's steady clock.
+  std::unique_ptr<DeviceTimer> origin_;
+  double origin_seconds_ = 0;
   std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
   std::vector<StagedEvents> merged_events_;      // by part of staging

@@ -14,8 +14,9 @@ namespace refit {
 // is the first thing that a rank does. Clocks of several hosts are shifted so
 // that their ranks all begin then.
 //
-// Requires: `refit` was timed, on CPUs. A message lasts from the start of its
-// sender's round to the end of its receiver's.
+// Requires: `refit` was timed. A message lasts from the start of its sender's
+// round to the end of its receiver's, or of its sender's, if the receiver does
+// not see that.
 std::string MeasuredTrace(const PlanFile& plan, const RefitMeasurement& refit);
 
 }  // namespace refit

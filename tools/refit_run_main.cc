@@ -364,8 +364,9 @@ static int Main(int argc, char** argv) {
             "with --check --json: time every round; on GPUs without a graph",
             &time_rounds},
            {"--trace", "", "FILE",
-            "with --check, on CPUs: time every round, and write the fastest\n"
-            "refit's as a trace for Perfetto, with the names of refit-sim's",
+            "with --check: time every round, and write the fastest refit's as\n"
+            "a trace for Perfetto, with the names of refit-sim's; on GPUs\n"
+            "without a graph",
             &trace}},
       .positional_min = 1,
       .positional_max = 1,
@@ -414,10 +415,8 @@ static int Main(int argc, char** argv) {
   if (time_rounds && !(check && json)) {
     return refit::Fail(tool, "--time-rounds needs --check and --json");
   }
-  if (!trace.empty() && (!check || nccl)) {
-    return refit::Fail(tool, nccl ? "--trace needs ranks on CPUs: --transport "
-                                    "local or ucx"
-                                  : "--trace needs --check");
+  if (!trace.empty() && !check) {
+    return refit::Fail(tool, "--trace needs --check");
   }
   if (const std::string replaced =
           refit::ReplacedInput(trace, {{"the plan", args.positional[0]}});

@@ -189,6 +189,11 @@ class HostTimer : public DeviceTimer {
   absl::StatusOr<double> Seconds() override {
     return std::chrono::duration<double>(stop_ - start_).count();
   }
+  absl::StatusOr<double> SecondsAfter(const DeviceTimer& origin) override {
+    return std::chrono::duration<double>(
+               start_ - static_cast<const HostTimer&>(origin).start_)
+        .count();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

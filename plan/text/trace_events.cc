@@ -37,6 +37,9 @@ TraceEvents::TraceEvents(const PlanFile& plan, uint32_t first_process,
     Name(process, Track::kUnpacks, "unpack");
     Name(process, Track::kQuantizes, "quantize");
     Name(process, Track::kReceived, "received");
+    if (plan.body().colocated()) {
+      Name(process, Track::kOwnRounds, "rounds on its GPU");
+    }
   }
 }
 
@@ -76,8 +79,10 @@ void TraceEvents::Slice(int32_t rank, Track track, std::string_view name,
 
 void TraceEvents::Round(int32_t rank, uint32_t round, double begin,
                         double end) {
-  Slice(rank, Track::kRounds, absl::StrCat("refit ", RoundText(plan_, round)),
-        begin, end);
+  const bool stays =
+      plan_.body().rounds()->Get(round)->route() == fb::Route::kLocal;
+  Slice(rank, stays ? Track::kOwnRounds : Track::kRounds,
+        absl::StrCat("refit ", RoundText(plan_, round)), begin, end);
 }
 
 // A message lasts while others of its rank do, so it has no slice but a span of

@@ -15,12 +15,14 @@
 namespace refit {
 
 // Tracks of a rank. Slices of one track do not overlap: Perfetto wants that.
+// Rounds on a GPU have a track of their own, since others go on beside them.
 enum class Track : uint8_t {
   kRounds = 1,
   kPacks,
   kUnpacks,
   kQuantizes,
   kReceived,
+  kOwnRounds,
 };
 
 // "round 3 network", "round 3 peer direct": as a profiler shows the executor's.

@@ -49,6 +49,9 @@ class TickingDevice : public HostDevice {
       absl::Status Start(Stream) override { return absl::OkStatus(); }
       absl::Status Stop(Stream) override { return absl::OkStatus(); }
       absl::StatusOr<double> Seconds() override { return 1.0; }
+      absl::StatusOr<double> SecondsAfter(const DeviceTimer&) override {
+        return 1.0;
+      }
     };
     return std::make_unique<Timer>();
   }

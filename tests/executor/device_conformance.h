@@ -536,11 +536,16 @@ TEST_P(DeviceConformance, TimerMeasuresWhatLiesBetweenItsPoints) {
   ASSERT_TRUE(
       device_->Copy(to->data(), from->data(), to->size_bytes(), kStream).ok());
   ASSERT_TRUE((*timer)->Stop(kStream).ok());
+  auto behind = device_->CreateTimer();
+  ASSERT_TRUE(behind.ok() && (*behind)->Start(kStream).ok());
   ASSERT_TRUE(device_->Synchronize(kStream).ok());
   const auto seconds = (*timer)->Seconds();
   ASSERT_TRUE(seconds.ok()) << seconds.status();
   EXPECT_GT(*seconds, 1e-6);  // 64 TB/s
   EXPECT_LT(*seconds, 60);
+  const auto after = (*behind)->SecondsAfter(**timer);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_GE(*after, *seconds);
 }
 
 // Of three copies one behind the other, the first and the last.

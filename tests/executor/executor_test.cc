@@ -591,6 +591,9 @@ class BrokenTimerDevice : public RecordingDevice {
         if (fails_) return absl::InternalError("the timer is broken");
         return 1.0;
       }
+      absl::StatusOr<double> SecondsAfter(const DeviceTimer&) override {
+        return 1.0;
+      }
 
      private:
       const std::atomic<bool>& fails_;

@@ -25,17 +25,20 @@ class CudaTimer : public DeviceTimer {
   }
   absl::Status Start(Stream stream) override { return Record(start_, stream); }
   absl::Status Stop(Stream stream) override { return Record(stop_, stream); }
-  absl::StatusOr<double> Seconds() override {
-    const ScopedDevice current(device_);
-    float milliseconds = 0;
-    absl::Status status =
-        CudaStatus(cudaEventElapsedTime(&milliseconds, start_, stop_),
-                   "cudaEventElapsedTime");
-    if (!status.ok()) return status;
-    return static_cast<double>(milliseconds) / 1000;
+  absl::StatusOr<double> Seconds() override { return Between(start_, stop_); }
+  absl::StatusOr<double> SecondsAfter(const DeviceTimer& origin) override {
+    return Between(static_cast<const CudaTimer&>(origin).start_, start_);
   }
 
  private:
+  absl::StatusOr<double> Between(cudaEvent_t from, cudaEvent_t to) const {
+    const ScopedDevice current(device_);
+    float milliseconds = 0;
+    absl::Status status = CudaStatus(
+        cudaEventElapsedTime(&milliseconds, from, to), "cudaEventElapsedTime");
+    if (!status.ok()) return status;
+    return static_cast<double>(milliseconds) / 1000;
+  }
   absl::Status Record(cudaEvent_t event, Stream stream) {
     const ScopedDevice current(device_);
     return CudaStatus(cudaEventRecord(event, static_cast<cudaStream_t>(stream)),

@@ -383,6 +383,9 @@ class DeviceTimer {
   virtual absl::Status Stop(Stream stream) = 0;
   // Requires: both points were reached.
   virtual absl::StatusOr<double> Seconds() = 0;
+  // From the start of `origin`, a timer of the same device, to that of this
+  // one. Requires: both were reached.
+  virtual absl::StatusOr<double> SecondsAfter(const DeviceTimer& origin) = 0;
 };
 
 // Shows any thread how far enqueued work has come.

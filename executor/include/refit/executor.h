@@ -258,9 +258,9 @@ struct RunCounters {
   RunCounters& operator+=(const RunCounters& other);
 };
 
-// From when to when the host did something, in seconds of its steady clock;
-// both 0: it did not.
-struct HostSpan {
+// From when to when something was done, in seconds of the host's steady clock;
+// both 0: it was not. Of a GPU: as if Run's stream had nothing to do before.
+struct TimeSpan {
   double begin = 0;
   double end = 0;
 };
@@ -276,12 +276,11 @@ struct RoundMeasurement {
   // Rounds overlap. 0 for a direct round in which peers move this rank's bytes
   // without signalling completion.
   double seconds = 0;
-  // The three parts of a staged round; a direct one has only `move`. They are
-  // those of the work where a device's work is done when it is enqueued (on
-  // CPUs), and those of enqueuing elsewhere.
-  HostSpan pack;
-  HostSpan move;
-  HostSpan unpack;
+  // The three parts of a staged round; a direct one has only `move`, and none
+  // where `seconds` is 0.
+  TimeSpan pack;
+  TimeSpan move;
+  TimeSpan unpack;
 };
 
 class RankSchedule;
