@@ -29,7 +29,7 @@ simulator::Sites SitesOf(const Module& module) {
 
 }  // namespace
 
-std::string BindingLinkText(const Module& module) {
+BindingLink FindBindingLink(const Module& module) {
   const Topology& topology = module.topology;
   simulator::Options options;
   options.peer_bytes_per_second = topology.peer_bytes_per_second;
@@ -55,10 +55,12 @@ std::string BindingLinkText(const Module& module) {
     }
   }
   const uint32_t binding = simulator::BindingLink(links.all());
-  if (binding == simulator::kNone) return "none";
+  if (binding == simulator::kNone) return {};
   const simulator::Link& link = links[binding];
-  return absl::StrFormat("%s, %.3f s for %d bytes", simulator::LinkText(link),
-                         link.BusySeconds(), link.bytes);
+  return {.text = absl::StrFormat("%s, %.3f s for %d bytes",
+                                  simulator::LinkText(link), link.BusySeconds(),
+                                  link.bytes),
+          .seconds = link.BusySeconds()};
 }
 
 }  // namespace refit

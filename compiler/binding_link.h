@@ -9,9 +9,15 @@
 
 namespace refit {
 
-// "network egress of rank 26, 0.842 s for 42131995648 bytes": the link whose
-// bytes take longest. "none": nothing moves. Requires messages.
-std::string BindingLinkText(const Module& module);
+// The link whose bytes take longest.
+struct BindingLink {
+  // "network egress of rank 26, 0.842 s for 42131995648 bytes"; "none": nothing
+  // moves.
+  std::string text = "none";
+  double seconds = 0;  // of its bytes
+};
+// Requires messages.
+BindingLink FindBindingLink(const Module& module);
 
 }  // namespace refit
 

@@ -277,7 +277,11 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   WarnOfJob(job, inputs.model, diagnostics);
   if (!diagnostics.ok()) return fail(JobHasErrors());
   absl::StatusOr<std::vector<uint8_t>> bytes = times.Timed("emit-plan", [&] {
-    module.stats.binding_link = BindingLinkText(module);
+    const BindingLink binding = FindBindingLink(module);
+    module.stats.binding_link = binding.text;
+    // The pass knows nothing of leaves and the spine.
+    module.stats.predicted_seconds =
+        std::max(module.stats.predicted_seconds, binding.seconds);
     return EmitPlan(module);
   });
   if (!bytes.ok()) return fail(bytes.status());

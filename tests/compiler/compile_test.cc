@@ -164,5 +164,19 @@ TEST(CompileTest, AnEnginesDefaultIsAnotherInputThanTheSameWord) {
   EXPECT_NE(digest_with(""), digest_with(R"(, "shared_experts": "tensor")"));
 }
 
+// Its formula knows NICs alone.
+TEST(CompileTest, PredictionIsNoLessThanTheBytesOfAnUplink) {
+  const PlanFile plan = OpenJob(
+      GenericJob(R"({"name": "w", "shape": [4096, 4096], "dtype": "bf16"})",
+                 GenericSide(2, "Shard(0)"), GenericSide(2, "Shard(0)"),
+                 R"(, "topology": {"hosts": [0, 1, 2, 3], )"
+                 R"("network_gigabytes_per_second": 1, )"
+                 R"("hosts_per_leaf": 2, "spine_oversubscription": 64})"));
+  const fb::Stats& stats = *plan.body().stats();
+  EXPECT_EQ(stats.binding_link()->str(),
+            "uplink of leaf 0, 1.074 s for 33554432 bytes");
+  EXPECT_GE(stats.predicted_seconds(), 1.07);
+}
+
 }  // namespace
 }  // namespace refit
