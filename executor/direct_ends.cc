@@ -60,10 +60,16 @@ Span& Extend(Spans& spans, int32_t peer, size_t round) {
   return span;
 }
 
-// Sets `beside`.
-void PutBeside(const RankSchedule& schedule, std::vector<DirectEnds>& ends) {
+// Sets `beside`. Deltas take rounds in their order, and who reads what a rank
+// stored hears of it from one stream.
+void PutBeside(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
+               const PeerTensors& peers, std::vector<DirectEnds>& ends) {
   const std::vector<RoundWork>& rounds = schedule.rounds();
-  if (schedule.Stages() || !schedule.quantizes().empty()) return;
+  if (schedule.Stages() || !schedule.quantizes().empty() ||
+      plan.body().delta() != nullptr || PassesOn(plan, rank) ||
+      !peers.pulled_slots.empty()) {
+    return;
+  }
   uint64_t here = 0;
   uint64_t elsewhere = 0;
   for (size_t i = 0; i < rounds.size(); ++i) {
@@ -156,7 +162,7 @@ std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
       }
     }
   }
-  PutBeside(schedule, ends);
+  PutBeside(plan, rank, schedule, peers, ends);
   return ends;
 }
 

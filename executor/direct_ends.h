@@ -17,8 +17,8 @@ namespace refit {
 struct DirectEnds {
   bool moves = false;  // this rank is the origin of some pair
   // It may move them beside its other rounds, on few multiprocessors: they stay
-  // on its GPU, nobody uses its memory in any round, and they are no more than
-  // what it moves elsewhere.
+  // on its GPU, it passes nothing on, nobody uses its memory in any round, and
+  // they are no more than what it moves elsewhere.
   bool beside = false;
   // Whether the rank sees when the round's bytes are moved: not one whose
   // origins use its memory in other rounds too, without telling.

@@ -280,11 +280,9 @@ void RefitEnqueuer::Choose(bool digests_scratch) {
   } else {
     choice_ = stores ? &fused.checked : nullptr;
   }
-  // Digests and deltas take rounds in their order. Who reads what a rank stored
-  // hears of both from one stream.
+  // Digests take rounds in their order.
   moves_beside_ =
-      is_plain && check_ == nullptr && device_.CopiesInBulk() &&
-      fused.readers.empty() && fused.read_sources.empty() &&
+      check_ == nullptr && device_.CopiesInBulk() &&
       std::any_of(rounds_.direct_ends.begin(), rounds_.direct_ends.end(),
                   [](const DirectEnds& e) { return e.beside; });
   counters_.fused_elements = (stores ? fused.stored_elements : 0) +

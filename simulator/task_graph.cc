@@ -110,9 +110,9 @@ class Builder {
     int32_t number = 0;
     double slowness = 1;
     TensorTable tensors;
-    std::vector<bool> is_dealt;    // by message of the program
-    uint32_t main = kNone;         // the last task of the caller's stream
-    std::vector<uint32_t> beside;  // ends of DirectEnds::beside
+    std::vector<bool> is_dealt;  // by message of the program
+    uint32_t main = kNone;       // the last task of the caller's stream
+    uint32_t beside = kNone;     // likewise of rounds of DirectEnds::beside
     uint32_t pack = kNone;
     uint32_t unpack = kNone;
     uint32_t quantize = kNone;
@@ -433,9 +433,8 @@ void Builder::AddRank(int32_t number) {
     }
   }
   AddQuantizes(rank, schedule, works.size(), quantizes);
-  if (!rank.beside.empty()) {
-    rank.main = Add(rank, TaskKind::kPoint, kNone, 0, {rank.main});
-    for (const uint32_t moved : rank.beside) AddWait(moved, rank.main);
+  if (rank.beside != kNone) {
+    rank.main = Add(rank, TaskKind::kPoint, kNone, 0, {rank.main, rank.beside});
   }
   AddPulls(rank, schedule);
   if (delta_ != nullptr) AddEnd(rank, schedule);
@@ -894,11 +893,10 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                         const DirectEnds& ends, const PeerTensors& peers) {
   const RoundWork& round = schedule.rounds()[work];
   const Point here(rank.number, round.index);
-  const bool beside = ends.beside && delta_ == nullptr;
-  const uint32_t begin =
-      Add(rank, TaskKind::kPoint, round.index, 0,
-          {beside ? kNone : rank.main, At(rank.unpacked, round.relays),
-           At(rank.quantized, round.quantized)});
+  uint32_t& stream = ends.beside ? rank.beside : rank.main;
+  const uint32_t begin = Add(rank, TaskKind::kPoint, round.index, 0,
+                             {stream, At(rank.unpacked, round.relays),
+                              At(rank.quantized, round.quantized)});
   if (!ends.grant.empty()) {
     granted_[here] = begin;
     granted_.try_emplace(Point(rank.number, kFirstGrant), begin);
@@ -939,11 +937,7 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                      }
                    });
   }
-  if (beside) {
-    rank.beside.push_back(moved);
-    return;
-  }
-  rank.main = moved;
+  stream = moved;
   if (ends.await_finishes.empty()) return;
   rank.main = Add(rank, TaskKind::kPoint, round.index, 0, {moved});
   for (const int32_t origin : ends.await_finishes) {

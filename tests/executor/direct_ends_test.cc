@@ -90,6 +90,45 @@ TEST(DirectEndsTest, RanksWhoseMemoryOthersUseMoveNothingBeside) {
   peers = {};
   peers.pulled_from = {0, 1, 2};
   EXPECT_TRUE(EndsOf(plan, 3, peers)[0].beside);
+  peers = {};
+  peers.pulled_slots = {{5, {2}}};
+  EXPECT_FALSE(EndsOf(plan, 0, peers)[0].beside);
+}
+
+TEST(DirectEndsTest, DeltasMoveNothingBeside) {
+  const PlanFile plan = CompiledPlan(
+      ReshardJob(3, 3, R"("delta": true)", R"(, "colocated": true)"));
+  EXPECT_FALSE(EndsOf(plan, 0)[0].beside);
+}
+
+// Nobody can map the tensors of rank 5, which reads all that it receives and
+// stores what it passes on: so it is the origin in all rounds.
+TEST(DirectEndsTest, RelaysMoveNothingBeside) {
+  const PlanFile plan = CompiledPlan(R"job({
+    "model": {"parameters": [
+      {"name": "a", "shape": [96000, 1600], "dtype": "bf16"},
+      {"name": "b", "shape": [2400, 70], "dtype": "fp32"}]},
+    "source": {"layout": "generic",
+      "meshes": {"one": {"axes": {"x": 1}}, "all": {"axes": {"x": 4}}},
+      "tensors": [
+        {"match": "a", "mesh": "one", "placements": ["Shard(0)"]},
+        {"match": "b", "mesh": "all", "placements": ["Shard(0)"]}]},
+    "destination": {"layout": "generic",
+      "meshes": {"all": {"axes": {"x": 4}}},
+      "tensors": [{"match": "*", "mesh": "all", "placements": ["Replicate"]}]},
+    "colocated": true})job");
+  const RankSchedule schedule(plan, 5);
+  ASSERT_EQ(schedule.rounds()[0].route, fb::Route::kLocal);
+  ASSERT_TRUE(PassesOn(plan, 5));
+  PeerTensors peers;
+  for (const int32_t sender : schedule.DirectSenders()) {
+    peers.pulled_from.insert(sender);
+  }
+  for (const DirectEnds& ends : ListDirectEnds(plan, 5, schedule, peers)) {
+    EXPECT_TRUE(ends.moves);
+    EXPECT_EQ(ends.grant, Ranks());
+    EXPECT_FALSE(ends.beside);
+  }
 }
 
 TEST(DirectEndsTest, RelaysGrantAndAreToldInEveryRound) {
