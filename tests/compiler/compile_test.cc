@@ -178,5 +178,37 @@ TEST(CompileTest, PredictionIsNoLessThanTheBytesOfAnUplink) {
   EXPECT_GE(stats.predicted_seconds(), 1.07);
 }
 
+// "stays" goes from each GPU to itself. Direct rounds over NVLink hide that,
+// unless refits may be deltas; staged ones do not.
+TEST(CompileTest, WhatStaysOnAGpuCostsTimeWhereNothingHidesIt) {
+  const auto predicted = [](int rows, const std::string& options) {
+    const auto side = [](const char* dim) {
+      return absl::StrCat(
+          R"job({"layout": "generic", "meshes": {"m": {"axes": {"x": 3}}},
+                 "tensors": [
+                   {"match": "stays", "mesh": "m", "placements": ["Shard(0)"]},
+                   {"match": "goes", "mesh": "m", "placements": ["Shard()job",
+          dim, R"job()"]}]})job");
+    };
+    std::vector<uint8_t> bytes;
+    EXPECT_EQ(
+        ErrorsOf(absl::StrCat(
+                     R"({"model": {"parameters": [
+                         {"name": "goes", "shape": [96000, 1536], "dtype": "bf16"},
+                         {"name": "stays", "shape": [)",
+                     rows, R"(, 1536], "dtype": "bf16"}]}, "source": )",
+                     side("0"), R"(, "destination": )", side("1"),
+                     R"(, "colocated": true, "options": {)", options, "}}"),
+                 &bytes),
+        "");
+    const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
+    return plan->body().stats()->predicted_seconds();
+  };
+  EXPECT_EQ(predicted(24000, ""), predicted(3000, ""));
+  for (const char* options : {R"("delta": true)", R"("peer": "staged")"}) {
+    EXPECT_GT(predicted(24000, options), predicted(3000, options)) << options;
+  }
+}
+
 }  // namespace
 }  // namespace refit
