@@ -10,7 +10,10 @@
 namespace refit {
 namespace {
 
-// What stands between the angle brackets of a tag.
+// Far more than the bridges of a host. What is read grows with its square.
+constexpr size_t kDeepest = 100;
+
+// Of a tag, which is what stands between its angle brackets.
 std::string NameOf(absl::string_view tag) {
   return std::string(tag.substr(0, tag.find_first_of(" \t\r\n/")));
 }
@@ -73,6 +76,9 @@ class Reader {
       open_.pop_back();
       chain_.pop_back();
       return absl::OkStatus();
+    }
+    if (open_.size() == kDeepest) {
+      return Error(at, absl::StrCat("this tag is in ", kDeepest, " others"));
     }
     const std::string name = NameOf(tag);
     has_system_ |= name == "system" && open_.empty();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "tests/compiler/temporary_directory.h"
@@ -162,6 +163,10 @@ TEST(ProbeTest, AFileThatIsNotNcclsSaysWhere) {
   EXPECT_EQ(mistake("<system>\n<cpu>\n"), "line 3: cpu does not end");
   EXPECT_EQ(mistake("<system>\n<cpu numaid=\"0\""),
             "line 2: this tag does not end");
+  std::string deep = "<system>";
+  for (int i = 0; i < 100; ++i)
+    absl::StrAppend(&deep, "\n<pci busid=\"", i, "\">");
+  EXPECT_EQ(mistake(deep.c_str()), "line 101: this tag is in 100 others");
 }
 
 TEST(ProbeTest, NamesAMachineWithItsGpusAndNvlinks) {
