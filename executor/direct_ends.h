@@ -37,10 +37,9 @@ bool PassesOn(const PlanFile& plan, int32_t rank);
 // A target whose tensors nobody writes twice or reads before the end of the
 // refit grants its origins once, all of them in its first round, so that none
 // waits for what another stores. It hears from each once, after its last. That
-// is any rank but one that quantizes, whose scratch is
-// used again and again, and a destination rank that relays. Fences are what
-// rounds cost, above all where ranks share a GPU: processes take turns on it,
-// milliseconds each.
+// is any rank but one that quantizes, whose scratch is used again and again,
+// and a destination rank that relays. Fences are what rounds cost, above all
+// where ranks share a GPU: processes take turns on it, milliseconds each.
 //
 // `pulls`: scratch of peers.pulled_slots is neither filled nor used. Then a
 // destination may be at rest that quantizes, and pairs of ranks that move

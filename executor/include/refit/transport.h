@@ -91,9 +91,9 @@ class Transport {
   // their values.
   virtual absl::Status Handshake(const HandshakeRecord& record,
                                  Deadline deadline) = 0;
-  // Of a Connect or Handshake that failed: whether others had failed a call that
-  // this rank never made. The next one joins them, or misses another. Asked
-  // again: false.
+  // Of a Connect or Handshake that failed: whether others had failed a call
+  // that this rank never made. The next one joins them, or misses another.
+  // Asked again: false.
   virtual bool TakeMissedStep() { return false; }
 
   // Gives `mine` to each rank of `to`. Returns what each rank of `from` gave to
@@ -124,7 +124,7 @@ class Transport {
   // The Exchanges that follow, until EndRecording, are recorded on a capturing
   // stream. Between BeginRefit and EndRefit, or between AwaitOwnEnd and Wait:
   // no rank leaves a refit before all are done, and what is recorded may need
-  // the peers.
+  // the peers. Where no Exchange follows, before AwaitOwnEnd, too.
   virtual void BeginRecording() {}
   // If one of these Exchanges failed, fails the refit with that and returns it.
   // The capture has ended: an abort may wait for its graph.
