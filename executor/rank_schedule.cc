@@ -294,12 +294,11 @@ bool RankSchedule::Stages() const {
   });
 }
 
-bool RankSchedule::GainsFromGraph() const {
-  return std::none_of(rounds_.begin(), rounds_.end(),
-                      [](const RoundWork& work) {
-                        return work.mechanism == fb::Mechanism::kDirect &&
-                               work.route == fb::Route::kLocal;
-                      });
+bool RankSchedule::SharesGpu() const {
+  return std::any_of(rounds_.begin(), rounds_.end(), [](const RoundWork& work) {
+    return work.mechanism == fb::Mechanism::kDirect &&
+           work.route == fb::Route::kLocal;
+  });
 }
 
 std::vector<int32_t> RankSchedule::DirectReceivers() const {

@@ -107,9 +107,11 @@ class RankSchedule {
   bool Unpacks() const { return unpacks_; }
   // Whether the rank has staged rounds.
   bool Stages() const;
+  // Whether it has direct rounds with a rank of its GPU.
+  bool SharesGpu() const;
   // Whether its rounds are better launched as one graph. Ranks that share a GPU
   // wait for each other in other ways than a graph can.
-  bool GainsFromGraph() const;
+  bool GainsFromGraph() const { return !SharesGpu(); }
   // The peers of all direct rounds, ascending and distinct.
   std::vector<int32_t> DirectReceivers() const;
   std::vector<int32_t> DirectSenders() const;

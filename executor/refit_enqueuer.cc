@@ -74,8 +74,10 @@ absl::Status RefitEnqueuer::CreateStreams() {
   };
   absl::Status status = make(pack_stream_, device_.CreateStream());
   status.Update(make(unpack_stream_, device_.CreateStream()));
-  status.Update(make(beside_stream_, device_.CreateStream()));
-  status.Update(make(moved_beside_, device_.CreateEvent()));
+  if (schedule_.SharesGpu()) {
+    status.Update(make(beside_stream_, device_.CreateStream()));
+    status.Update(make(moved_beside_, device_.CreateEvent()));
+  }
   status.Update(make(started_, device_.CreateEvent()));
   status.Update(make(ended_, device_.CreateEvent()));
   if (times_rounds_) status.Update(make(origin_, device_.CreateTimer()));

@@ -275,8 +275,8 @@ absl::StatusOr<bool> NcclTransport::Probe(bool is_enqueued) {
 
 // What the refit waits for.
 std::string NcclTransport::Unfinished() {
-  // Rounds are in order on one stream: where it waits in a direct one, no
-  // earlier round waits.
+  // Only direct rounds go beside each other: where a direct one waits, no
+  // staged round before it does.
   if (links_.fence != nullptr) {
     const std::vector<int32_t> peers = links_.fence->Waiting();
     if (!peers.empty()) {

@@ -2,6 +2,7 @@
 // says another number.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -33,7 +34,12 @@ DeviceUse AtMost(uint32_t multiprocessors) {
 class NotingDevice : public HostDevice {
  public:
   bool copies_in_bulk = false;
+  std::atomic<int> streams = 0;  // made
 
+  absl::StatusOr<std::unique_ptr<DeviceStream>> CreateStream() override {
+    ++streams;
+    return HostDevice::CreateStream();
+  }
   bool CopiesInBulk() const override { return copies_in_bulk; }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
@@ -158,6 +164,18 @@ TEST(DirectMultiprocessorsTest, RoundsOnOneGpuGoBesideOthersInBulk) {
               in_bulk ? Uses({kFew, AtMost(5)}) : Uses({kAll, AtMost(5)}));
     world.ExpectEveryElementRight(plan);
   }
+}
+
+// Streams of a GPU wait for each other where there are many.
+TEST(DirectMultiprocessorsTest, RanksOfOtherGpusHaveNoStreamBeside) {
+  const auto streams = [](const char* more) {
+    const PlanFile plan = CompiledPlan(ReshardJob(3, 3, "", more));
+    NotingDevice device;
+    NotedWorld world(plan, device);
+    world.Bind();
+    return device.streams.load();
+  };
+  EXPECT_EQ(streams(R"(, "colocated": true)"), streams("") + 6);
 }
 
 TEST(DirectMultiprocessorsTest, StagedRoundsAreNotBounded) {
