@@ -167,7 +167,8 @@ class PassTimes {
   void Done(std::string_view name) {
     ++done_;
     if (!options_.progress) return;
-    constexpr int kOthers = 3;  // read-model, emit-plan and weigh-plans
+    // read-model, find-binding-link, emit-plan and weigh-plans
+    constexpr int kOthers = 4;
     const int total = static_cast<int>(Pipeline().size()) + kOthers +
                       (options_.prove ? 1 : 0);
     options_.progress(name, done_, total);
@@ -276,14 +277,14 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, inputs.model, diagnostics);
   if (!diagnostics.ok()) return fail(JobHasErrors());
-  absl::StatusOr<std::vector<uint8_t>> bytes = times.Timed("emit-plan", [&] {
-    const BindingLink binding = FindBindingLink(module);
-    module.stats.binding_link = binding.text;
-    // The pass knows nothing of leaves and the spine.
-    module.stats.predicted_seconds =
-        std::max(module.stats.predicted_seconds, binding.seconds);
-    return EmitPlan(module);
-  });
+  const BindingLink binding =
+      times.Timed("find-binding-link", [&] { return FindBindingLink(module); });
+  module.stats.binding_link = binding.text;
+  // The passes know nothing of leaves and the spine.
+  module.stats.predicted_seconds =
+      std::max(module.stats.predicted_seconds, binding.seconds);
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      times.Timed("emit-plan", [&] { return EmitPlan(module); });
   if (!bytes.ok()) return fail(bytes.status());
   Draft draft;
   draft.bytes = *std::move(bytes);

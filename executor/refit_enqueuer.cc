@@ -155,6 +155,8 @@ void RefitEnqueuer::Bind(BoundRounds rounds, bool together) {
 
 void RefitEnqueuer::Connected(bool all_record) {
   DropGraph();
+  // Direct rounds fail no refit where they cannot be recorded.
+  if (!schedule_.Stages()) recorded_ = absl::OkStatus();
   replays_ = false;
   // A graph would hold one of the refits of a plan with deltas.
   records_ =
@@ -266,6 +268,7 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
     return status;
   }
   check_ = nullptr;
+  moves_beside_ = false;
   CountMessages();
   return *capturing ? absl::OkStatus() : ended_->Record(stream);
 }
