@@ -13,8 +13,15 @@
 namespace refit {
 namespace {
 
+// Whose rounds on one GPU go beside others.
+class LazyBulkDevice : public LazyDevice {
+ public:
+  bool CopiesInBulk() const override { return true; }
+};
+
+template <typename OfRank = LazyDevice>
 void ExpectRefits(const PlanFile& plan) {
-  LocalWorld<LazyDevice> world(plan);
+  LocalWorld<OfRank> world(plan);
   world.Bind();
   for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
 }
@@ -62,6 +69,13 @@ TEST(StreamOrderTest, DirectRelaysOfTheNetworkReadWhatWasUnpacked) {
     SCOPED_TRACE(hosts);
     ExpectRefits(
         ReplicasPlan(hosts, R"("bucket_bytes": 4096, "staging_bytes": 16384)"));
+  }
+}
+
+TEST(StreamOrderTest, RefitsEndBehindRoundsBesideOthers) {
+  for (const char* options : {"", R"("direct": "pull")"}) {
+    ExpectRefits<LazyBulkDevice>(
+        CompiledPlan(ReshardJob(3, 3, options, R"(, "colocated": true)")));
   }
 }
 
