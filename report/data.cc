@@ -12,9 +12,11 @@ constexpr size_t kMostDifferences = 40;  // of one rule
 
 void WriteMeasured(const MeasuredRun& run, const PlanFile& plan,
                    DataWriter& data) {
+  std::vector<uint64_t> numbers;
   std::vector<double> seconds, packing, wire, unpacking;
   const MeasuredRefit* timed = nullptr;  // the fastest with timed rounds
   for (const MeasuredRefit& refit : run.refits) {
+    numbers.push_back(refit.number);
     seconds.push_back(refit.seconds);
     packing.push_back(refit.pack_seconds);
     wire.push_back(refit.wire_seconds);
@@ -26,6 +28,8 @@ void WriteMeasured(const MeasuredRun& run, const PlanFile& plan,
   }
   data.Open("measured");
   data.FileName("name", run.path);
+  data.Number("delta_refits", run.delta_refits);
+  data.Numbers("refits", numbers);
   data.Reals("seconds", seconds);
   data.Reals("pack_seconds", packing);
   data.Reals("wire_seconds", wire);

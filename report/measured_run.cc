@@ -144,9 +144,13 @@ std::optional<MeasuredRun> RunReader::Read() {
   }
   MeasuredRun run;
   for (const JsonValue& entry : *list) {
-    // The page predicts a refit that sends all.
-    if (SendsOnlyChanges(entry)) continue;
+    if (SendsOnlyChanges(entry)) {
+      ++run.delta_refits;
+      continue;
+    }
+    const uint64_t number = run.refits.size() + run.delta_refits;
     MeasuredRefit& refit = run.refits.emplace_back();
+    refit.number = number;
     if (!ReadSeconds(entry, "seconds", refit.seconds) ||
         !ReadSeconds(entry, "pack_seconds", refit.pack_seconds) ||
         !ReadSeconds(entry, "wire_seconds", refit.wire_seconds) ||

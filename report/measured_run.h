@@ -2,6 +2,7 @@
 #ifndef REFIT_REPORT_MEASURED_RUN_H_
 #define REFIT_REPORT_MEASURED_RUN_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@ namespace refit::report {
 
 // Seconds of one refit. The phases are sums over all ranks.
 struct MeasuredRefit {
+  uint64_t number = 0;  // in its run, from 0
   double seconds = 0;
   double pack_seconds = 0;
   double wire_seconds = 0;
@@ -23,7 +25,10 @@ struct MeasuredRefit {
 
 struct MeasuredRun {
   std::string path;
-  std::vector<MeasuredRefit> refits;  // at least one
+  std::vector<MeasuredRefit> refits;  // dense ones, at least one
+  // Refits that sent only what had changed. They are left out, because the
+  // simulation beside them is of a dense refit.
+  uint64_t delta_refits = 0;
 };
 
 // Reads the file at `path` ("-": standard input). Reports every mistake with

@@ -136,6 +136,19 @@ class DeltaRunsTest(unittest.TestCase):
         expected = json.loads(self.simulate("--change-rate", "0.01", "--json").stdout)
         self.assertEqual((told["rung"], expected["rung"]), ("whole", "whole"))
 
+    def test_a_page_tells_how_many_deltas_it_leaves_out(self):
+        self.compile({"dense_every": 3})
+        measured = self.dir / "run.json"
+        measured.write_text(self.run_plan("--iterations", "4", "--json"))
+        told = json.loads(measured.read_text())["refits"]
+        dense = [number for number, refit in enumerate(told) if refit["delta"]["rung"] == "dense"]
+        self.assertEqual(dense, [0, 3])
+        page = subprocess.run([BIN / "refit-report", self.dir / "plan.refit", "--measured", measured, "--json"], check=True,
+                              capture_output=True, text=True, timeout=60)
+        data = json.loads(page.stdout)["measured"]
+        self.assertEqual((data["delta_refits"], data["refits"]), (3, dense))
+        self.assertEqual(data["seconds"], [told[number]["seconds"] for number in dense])
+
     def test_the_simulator_needs_a_plan_of_deltas(self):
         self.compile(False)
         done = self.simulate("--change-rate", "0.01")
