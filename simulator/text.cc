@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "plan/enum_text.h"
 #include "plan/network_peers.h"
 #include "plan/text/dealt.h"
@@ -161,6 +162,25 @@ std::string ChangeText(const Simulation& simulation) {
   return text;
 }
 
+// "rank 3 slow 2 x, NIC of rank 5 dead"; "" if nothing is asked for.
+std::string WhatIfText(const Options& options) {
+  std::vector<std::string> parts;
+  for (const auto& [rank, factor] : options.slow_ranks) {
+    parts.push_back(absl::StrFormat("rank %d slow %g x", rank, factor));
+  }
+  for (const auto& [rank, factor] : options.slow_nics) {
+    parts.push_back(absl::StrFormat("NIC of rank %d slow %g x", rank, factor));
+  }
+  for (const int32_t rank : options.dead_nics) {
+    parts.push_back(absl::StrFormat("NIC of rank %d dead", rank));
+  }
+  if (options.oversubscription.has_value()) {
+    parts.push_back(absl::StrFormat("spine oversubscribed %g : 1",
+                                    *options.oversubscription));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
 void AddRounds(const Simulation& simulation, std::string& text) {
   absl::StrAppend(&text,
                   "rounds       begin ms      end ms  messages"
@@ -225,6 +245,10 @@ std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
                         simulation.options.network_bytes_per_second / 1e9);
   if (const fb::Topology* const topology = plan.body().topology()) {
     absl::StrAppend(&text, "topology       ", TopologyText(*topology), "\n");
+  }
+  if (const std::string what_if = WhatIfText(simulation.options);
+      !what_if.empty()) {
+    absl::StrAppend(&text, "what if        ", what_if, "\n");
   }
   const std::vector<uint32_t> peers = NetworkPeers(plan.body());
   if (const auto most = std::max_element(peers.begin(), peers.end());

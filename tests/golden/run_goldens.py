@@ -9,6 +9,7 @@ jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-du
 errors/*.json     what refitc says of a wrong job; nothing may be written
 warnings/*.json   what it says of a job that may not be meant so; with --werror nothing may be written
 MISUSES           what the programs say when they cannot do what they are asked, under NAME=VALUE
+WHAT_IFS          what refit-sim prints of a plan with slow and dead parts
 FULL              what they say when standard output takes no byte
 examples/jobs/    refitc --stats of the real jobs, which get no warning, refit-verify's verdict, and their simulations; those
                   with published times take little more than their lower bound
@@ -93,6 +94,11 @@ MISUSES = {
     "a-page-with-negative-seconds": ["refit-report", "PLAN", "--measured", "runs/negative.json", "-o", "page.html"],
     "two-outputs": ["refitc", "tiny-dense.json", "-o", "PLAN", "--output", "PLAN"],
     "growth-of-a-generic-job": ["refit-bench", "compile", "tiny-generic.json", "--growth", "2"],
+}
+# What-ifs of the last job's plan.
+WHAT_IFS = {
+    "slow-and-dead": ["--slow-rank", "0=2,1=1.5", "--slow-nic", "1=3", "--dead-nic", "2"],
+    "oversubscribed": ["--oversubscribe", "4"],
 }
 FULL = {
     "stats": ["refitc", "tiny-dense.json", "--stats"],
@@ -228,6 +234,9 @@ class Goldens:
         if done.stdout:
             self.failed.append(f"misuses/{name}: printed {done.stdout!r}")
 
+    def what_if(self, name, *arguments):
+        self.expect(f"what-ifs/{name}.txt", self.run("refit-sim", self.plan, *arguments).stdout)
+
     def full(self, name, tool, *arguments):
         arguments = [self.plan if word == "PLAN" else word for word in arguments]
         with open("/dev/full", "w") as full:
@@ -257,6 +266,8 @@ def small_goldens(goldens):
             goldens.job(job)
     for name, command in MISUSES.items():  # of the last job's plan
         goldens.misuse(name, *command)
+    for name, arguments in WHAT_IFS.items():
+        goldens.what_if(name, *arguments)
     for name, command in FULL.items():
         goldens.full(name, *command)
 
