@@ -62,6 +62,11 @@ def main():
     parser.add_argument("--bitmap", action="store_true")
     arguments = parser.parse_args()
     bin_dir, count = arguments.bin.resolve(), str(arguments.iterations)
+    for program in ("refitc", "refit-run"):
+        if not (bin_dir / program).is_file():
+            print(f"network_deltas.py: no {program} in {arguments.bin}; build first: cmake --preset release && "
+                  "cmake --build --preset release --target refit_tools", file=sys.stderr)
+            return 2
     with tempfile.TemporaryDirectory() as work, NetworkHosts(2) as network:
         for host in range(2):
             network.at(host, "tc", "qdisc", "add", "dev", "wire0", "root", "tbf", "rate", f"{arguments.rate}mbit", "burst",

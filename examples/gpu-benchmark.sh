@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures the plans of examples/jobs/gpu on this host's GPUs, each beside its
-# bytes alone and beside broadcasts of the whole model. Builds nothing.
+# bytes alone and beside broadcasts of the whole model. Builds nothing: exits
+# with 2 where its programs are missing.
 #
 # usage: examples/gpu-benchmark.sh [2|4|8] [BIN_DIR]
 #
@@ -12,6 +13,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 gpus=${1:-4}
 bin=${2:-build/release/bin}
+for program in refitc refit-bench; do
+  if [ ! -x "$bin/$program" ]; then
+    echo "gpu-benchmark.sh: no $program in $bin; build first: cmake --preset release && cmake --build --preset release --target refit_tools" >&2
+    exit 2
+  fi
+done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
