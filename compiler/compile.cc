@@ -231,7 +231,17 @@ std::string DescribeModel(const Model& model) {
 // sent is dealt whole, as with options.deal "always".
 enum class Relayed { kStored, kDealt, kDealtInStripes, kDealtWhole };
 
-Limits LimitsOf(Limits limits, Relayed relayed) {
+// One way to compile a job.
+struct Way {
+  Relayed relayed = Relayed::kStored;
+  bool relays_eagerly = false;
+  int64_t relayed_per_round = kRelayedPerRound;
+};
+
+Limits LimitsOf(Limits limits, const Way& way) {
+  const Relayed relayed = way.relayed;
+  limits.relays_eagerly = way.relays_eagerly;
+  limits.relayed_per_round = way.relayed_per_round;
   limits.deals |= relayed == Relayed::kDealtWhole;
   limits.deals_relays =
       relayed == Relayed::kDealt || relayed == Relayed::kDealtInStripes;
@@ -240,10 +250,10 @@ Limits LimitsOf(Limits limits, Relayed relayed) {
 }
 
 absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
-                              Relayed relayed, const CompileOptions& options,
+                              const Way& way, const CompileOptions& options,
                               PassTimes& times, Diagnostics& diagnostics) {
   Module module;
-  module.limits = LimitsOf(inputs.limits, relayed);
+  module.limits = LimitsOf(inputs.limits, way);
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
     module.delta = {.changes = delta.changes,
                     .dense_every = delta.dense_every,
@@ -306,9 +316,16 @@ constexpr size_t kMessagesTried = size_t{1} << 16;
 constexpr double kFaster = 0.99;
 // Where ranks deal stripes, they have more peers.
 constexpr double kFasterInStripes = 0.98;
-// Hosts are dealt whole only where the plan takes more than this part of the
-// bound: as a rule that is slower.
+// Hosts are dealt whole, or relay otherwise, only where the plan takes more
+// than this part of the bound: as a rule that is slower.
 constexpr double kNearBound = 1.1;
+// Where hosts relay otherwise than by the formulas, rounds have more messages.
+constexpr double kFasterRelayed = 0.98;
+// Simulating more ranks takes long beside compiling them.
+constexpr size_t kRanksTried = 1024;
+// Messages of a rank, each way, in a round between hosts that relays. More than
+// these were faster by less than 2 %.
+constexpr int64_t kRelayedPerRoundTried[] = {4, 8};
 
 bool MayBeFasterDealt(size_t messages, const Stats& stats) {
   return messages <= kMessagesTried &&
@@ -321,39 +338,106 @@ absl::StatusOr<double> SecondsOf(const Draft& draft) {
   return SimulatedSeconds(*plan, draft.topology);
 }
 
+// Whether plans that relay otherwise between hosts are worth a try. Where hosts
+// are dealt whole, that is for few peers, which more relays would raise.
+bool MayBeFasterRelayed(const OptionsSpec& options, const Limits& limits,
+                        const Draft& draft) {
+  return !options.fan_out.given && !options.operations_per_round.given &&
+         !limits.deals && draft.messages <= kMessagesTried &&
+         draft.topology.host.size() <= kRanksTried &&
+         (draft.stats.relays_between_hosts ||
+          draft.stats.may_relay_between_hosts) &&
+         draft.stats.predicted_seconds >
+             draft.stats.lower_bound_seconds * kNearBound;
+}
+
+// Plans of a job, of which the simulator keeps the fastest.
+class Contest {
+ public:
+  // `draft`: the first plan, made in this way.
+  Contest(const Job& job, const Inputs& inputs, const CompileOptions& options,
+          Way way, Draft draft)
+      : job_(job),
+        inputs_(inputs),
+        quiet_({.print_after = options.print_after}),
+        way_(way),
+        draft_(std::move(draft)) {}
+
+  absl::Status Start() {
+    const absl::StatusOr<double> seconds = SecondsOf(draft_);
+    if (seconds.ok()) least_ = *seconds;
+    return seconds.status();
+  }
+
+  // Keeps the plan made in this way if it takes less than `part` of the time
+  // of the best so far. One that cannot be made does not.
+  void Try(const Way& way, double part) {
+    const double wanted = least_ * part;
+    // No plan would be kept.
+    if (draft_.stats.lower_bound_seconds >= wanted) return;
+    PassTimes unheard(quiet_);
+    Diagnostics diagnostics;
+    absl::StatusOr<Draft> draft =
+        Drafted(job_, inputs_, way, quiet_, unheard, diagnostics);
+    if (!draft.ok() || draft->messages > kMessagesTried) return;
+    const absl::StatusOr<double> seconds = SecondsOf(*draft);
+    if (!seconds.ok() || *seconds >= wanted) return;
+    least_ = *seconds;
+    way_ = way;
+    draft_ = *std::move(draft);
+  }
+
+  bool IsNearBound() const {
+    return least_ <= draft_.stats.lower_bound_seconds * kNearBound;
+  }
+  const Way& way() const { return way_; }
+  const Draft& draft() const { return draft_; }
+  Draft TakeDraft() && { return std::move(draft_); }
+
+ private:
+  const Job& job_;
+  const Inputs& inputs_;
+  const CompileOptions quiet_;
+  Way way_;
+  Draft draft_;
+  double least_ = 0;
+};
+
 // The plan that the simulator finds fastest: `draft`, or one in which ranks
-// deal. One that cannot be made is not.
+// deal, or relay otherwise between hosts.
 Draft Fastest(const Job& job, const Inputs& inputs,
               const CompileOptions& options, absl::Span<const Relayed> tried,
-              Draft draft) {
-  if (tried.empty() || !MayBeFasterDealt(draft.messages, draft.stats)) {
+              const Way& first, Draft draft) {
+  const bool deals =
+      !tried.empty() && MayBeFasterDealt(draft.messages, draft.stats);
+  if (!deals &&
+      !MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, first), draft)) {
     return draft;
   }
-  const absl::StatusOr<double> simulated = SecondsOf(draft);
-  if (!simulated.ok()) return draft;
-  double least = *simulated;
-  const CompileOptions quiet = {.print_after = options.print_after};
+  Contest contest(job, inputs, options, first, std::move(draft));
+  if (!contest.Start().ok()) return std::move(contest).TakeDraft();
   for (const Relayed relayed : tried) {
-    const double wanted =
-        least *
-        (relayed == Relayed::kDealtInStripes ? kFasterInStripes : kFaster);
-    // No plan would be kept.
-    const double bound = draft.stats.lower_bound_seconds;
-    if (bound >= wanted) continue;
-    if (relayed == Relayed::kDealtWhole && least <= bound * kNearBound) {
-      continue;
-    }
-    PassTimes unheard(quiet);
-    Diagnostics diagnostics;
-    absl::StatusOr<Draft> dealt =
-        Drafted(job, inputs, relayed, quiet, unheard, diagnostics);
-    if (!dealt.ok() || dealt->messages > kMessagesTried) continue;
-    const absl::StatusOr<double> seconds = SecondsOf(*dealt);
-    if (!seconds.ok() || *seconds >= wanted) continue;
-    least = *seconds;
-    draft = *std::move(dealt);
+    if (!deals) break;
+    if (relayed == Relayed::kDealtWhole && contest.IsNearBound()) continue;
+    contest.Try({.relayed = relayed}, relayed == Relayed::kDealtInStripes
+                                          ? kFasterInStripes
+                                          : kFaster);
   }
-  return draft;
+  Way way = contest.way();
+  if (contest.IsNearBound() ||
+      !MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, way),
+                          contest.draft())) {
+    return std::move(contest).TakeDraft();
+  }
+  way.relays_eagerly = true;
+  contest.Try(way, kFasterRelayed);
+  for (const int64_t relayed_per_round : kRelayedPerRoundTried) {
+    if (!contest.draft().stats.relays_between_hosts) break;
+    way = contest.way();
+    way.relayed_per_round = relayed_per_round;
+    contest.Try(way, kFasterRelayed);
+  }
+  return std::move(contest).TakeDraft();
 }
 
 // The first plan.
@@ -393,7 +477,7 @@ std::optional<double> SecondsWithoutDelta(const Job& job, const Inputs& inputs,
   tried.insert(tried.begin(), FirstOf(options.deal.value));
   for (const Relayed relayed : tried) {
     Module module;
-    module.limits = LimitsOf(limits, relayed);
+    module.limits = LimitsOf(limits, {.relayed = relayed});
     module.params = inputs.model.params;
     module.skips = inputs.model.skips;
     const PassOptions of = {
@@ -420,13 +504,14 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   const std::optional<Inputs> inputs = ReadInputs(job, times, diagnostics);
   if (!inputs.has_value()) return JobHasErrors();
   const DealKind deal = job.options.deal.value;
+  const Way first = {.relayed = FirstOf(deal)};
   absl::StatusOr<Draft> draft =
-      Drafted(job, *inputs, FirstOf(deal), options, times, diagnostics);
+      Drafted(job, *inputs, first, options, times, diagnostics);
   if (!draft.ok()) return draft.status();
   std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
-    Draft fastest =
-        Fastest(job, *inputs, options, OthersOf(deal), *std::move(draft));
+    Draft fastest = Fastest(job, *inputs, options, OthersOf(deal), first,
+                            *std::move(draft));
     if (job.options.delta.value.enabled) {
       without_delta =
           SecondsWithoutDelta(job, *inputs, fastest.stats.predicted_seconds);

@@ -171,7 +171,7 @@ int64_t Module::DealtTurnsOfRound(int64_t messages, double dealt_part) const {
 
 double Module::RoundSeconds(Route route) const {
   if (MechanismOf(route) == Mechanism::kDirect) return kDirectRoundSeconds;
-  return StagedRoundOf(route).StartSeconds(1);
+  return StagedRoundOf(route, limits).StartSeconds(1);
 }
 
 Mechanism Module::MechanismOf(Route route) const {

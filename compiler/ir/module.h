@@ -357,6 +357,13 @@ struct Delta {
   std::vector<uint8_t> rungs;  // fb::Delta.rungs
 };
 
+// Messages that a rank sends, and receives, in a staged round that relays: as
+// the sizes of messages differ, two fill rounds better than one. Inside a host
+// NCCL gives a pair of ranks a part of NVLink's speed: three pairs each way
+// fill it, two 88 % of it (docs/benchmarks.md).
+inline constexpr int64_t kRelayedPerRound = 2;
+inline constexpr int64_t kRelayedPerPeerRound = 3;
+
 struct Limits {
   int64_t bucket_bytes = 0;
   bool fills_buckets = false;  // also between hosts: the job says their size
@@ -380,6 +387,11 @@ struct Limits {
   bool deals_stripes = false;
   // The job leaves it to the compiler whether they do.
   bool may_deal_relays = false;
+  // Whether hosts relay to each other also where that is estimated to be
+  // faster by little.
+  bool relays_eagerly = false;
+  // Messages of a rank, each way, in a round between hosts that relays.
+  int64_t relayed_per_round = kRelayedPerRound;
 };
 
 // What a round costs before its bytes. Two fences, and the launch of a kernel.
@@ -395,12 +407,6 @@ inline constexpr double kStagedPeerMessageSeconds = 12e-6;
 // A message that is dealt out beside messages between hosts, before its bytes.
 // Its sender receives as much meanwhile, which slows it down.
 inline constexpr double kDealtMessageSeconds = 20e-6;
-// Messages that a rank sends, and receives, in a staged round that relays: as
-// the sizes of messages differ, two fill rounds better than one. Inside a host
-// NCCL gives a pair of ranks a part of NVLink's speed: three pairs each way
-// fill it, two 88 % of it (docs/benchmarks.md).
-inline constexpr int64_t kRelayedPerRound = 2;
-inline constexpr int64_t kRelayedPerPeerRound = 3;
 
 // These of a staged round, by its route.
 struct StagedRound {
@@ -413,11 +419,11 @@ struct StagedRound {
     return seconds + static_cast<double>(messages) * message_seconds;
   }
 };
-constexpr StagedRound StagedRoundOf(Route route) {
+constexpr StagedRound StagedRoundOf(Route route, const Limits& limits) {
   return route == Route::kNetwork
              ? StagedRound{.seconds = kStagedRoundSeconds,
                            .message_seconds = 0,
-                           .relayed_messages = kRelayedPerRound}
+                           .relayed_messages = limits.relayed_per_round}
              : StagedRound{.seconds = kStagedPeerRoundSeconds,
                            .message_seconds = kStagedPeerMessageSeconds,
                            .relayed_messages = kRelayedPerPeerRound};
@@ -474,6 +480,10 @@ struct Stats {
   // What NVLink takes of the busiest host for bytes that its ranks may deal
   // out beside the network: the most that dealing saves. Not in the plan.
   double dealable_seconds = 0;
+  // Whether hosts relay to each other, or might: a source sends more than any
+  // receiver receives. Not in the plan.
+  bool relays_between_hosts = false;
+  bool may_relay_between_hosts = false;
 };
 
 struct Module {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -454,8 +455,7 @@ struct BetweenHosts {
 
 // Whether groups that are fed over the network relay inside their hosts, and
 // what hosts pass on to each other: the least that is worth it.
-BetweenHosts ChooseBetweenHosts(const Module& module,
-                                std::vector<Group>& groups) {
+BetweenHosts ChooseBetweenHosts(Module& module, std::vector<Group>& groups) {
   const auto relay = [&](bool inside) {
     for (Group& group : groups) {
       if (group.route == Route::kNetwork) {
@@ -474,18 +474,28 @@ BetweenHosts ChooseBetweenHosts(const Module& module,
     seconds = SecondsFor(module, none);
   }
   // Relays inside hosts may pay only with those between them.
+  const double gain = module.limits.relays_eagerly ? 1 : kGainBetweenHosts;
+  std::optional<BetweenHosts> best;
+  bool best_inside = false;
   for (const bool with_inside : {false, true}) {
     if (relays && !with_inside) continue;
+    if (best.has_value() && !module.limits.relays_eagerly) break;
     const NetworkLoad& load = with_inside ? inside : none;
-    if (load.sent < load.received * kGainBetweenHosts) continue;
+    module.stats.may_relay_between_hosts |= load.sent > load.received;
+    if (load.sent < load.received * gain) continue;
     relay(with_inside);
     BroadcastsByReceivers broadcasts = ListBroadcasts(groups);
     const double between =
         SecondsFor(module, LoadOf(module, groups, broadcasts)) +
         module.RoundSeconds(Route::kNetwork);
-    if (between * kGainBetweenHosts <= seconds) {
-      return {.broadcasts = std::move(broadcasts), .whole = false};
-    }
+    if (between * gain > seconds) continue;
+    seconds = between;
+    best_inside = with_inside;
+    best = {.broadcasts = std::move(broadcasts), .whole = false};
+  }
+  if (best.has_value()) {
+    relay(best_inside);
+    return *std::move(best);
   }
   relay(relays);
   const NetworkLoad& load = relays ? inside : none;
@@ -829,6 +839,7 @@ absl::Status FanOut(const PassOptions&, Module& module) {
   std::vector<Group>& groups = listed.all;
   ChooseOnPeers(module, groups);
   const BetweenHosts between = ChooseBetweenHosts(module, groups);
+  module.stats.relays_between_hosts = !between.broadcasts.empty();
 
   Distributor distributor(module);
   absl::flat_hash_set<const Group*> is_broadcast;

@@ -424,7 +424,7 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t busiest = *std::max_element(received.begin(), received.end());
   const double seconds =
       static_cast<double>(busiest) / module_.topology.BytesPerSecond(route);
-  const StagedRound round = StagedRoundOf(route);
+  const StagedRound round = StagedRoundOf(route, module_.limits);
   const int64_t per_round = round.relayed_messages;
   const int64_t rounds = std::llround(std::sqrt(
       static_cast<double>(turns) * seconds / round.StartSeconds(per_round)));

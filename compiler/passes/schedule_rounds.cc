@@ -867,7 +867,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
       scheduler.PlaceDirect(messages);
     } else {
       PlaceStaged(module, std::move(messages), passed_on, place,
-                  StagedRoundOf(route).relayed_messages,
+                  StagedRoundOf(route, module.limits).relayed_messages,
                   route == Route::kNetwork && place.follows, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
@@ -959,8 +959,7 @@ StagingShape StagingShapeOf(const Module& module) {
     }
   }
   if (largest == 0) return {.turns = std::max(slots, 2)};
-  const int64_t packed =
-      largest * StagedRoundOf(Route::kNetwork).relayed_messages;
+  const int64_t packed = largest * module.limits.relayed_per_round;
   if (module.limits.deals &&
       packed * slots <= module.limits.staging_bytes / kPackedPart) {
     return {.turns = std::max(slots, 2), .packed_bytes = packed};
