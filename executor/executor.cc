@@ -30,16 +30,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double PassedSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // Adds to `seconds` how long the call takes.
 template <typename Call>
 auto Timed(double& seconds, const Call& call) {
   const Clock::time_point start = Clock::now();
   auto result = call();
-  seconds += PassedSince(start);
+  seconds += SecondsSince(start);
   return result;
 }
 
@@ -742,7 +738,7 @@ absl::Status Executor::ReportDelta() {
     report->check_seconds = *checked;
   }
   report->agree_seconds = agree_seconds_;
-  report->total_seconds = PassedSince(began_);
+  report->total_seconds = SecondsSince(began_);
   delta_report_ = *std::move(report);
   versions_->Commit();
   return absl::OkStatus();

@@ -16,10 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // 0: no bound.
 DeviceUse AtMost(uint32_t multiprocessors) {
   if (multiprocessors == 0) return {};

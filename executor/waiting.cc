@@ -57,6 +57,11 @@ Clock::time_point NextPoll(Clock::time_point deadline) {
   return std::min(deadline, Clock::now() + kPollTime);
 }
 
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
 bool WaitReminder::IsDue(TimePoint now) {
   const bool due = now >= next();
   while (now >= next()) wait_ *= 2;

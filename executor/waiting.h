@@ -31,6 +31,9 @@ std::chrono::steady_clock::time_point NextPoll(
 std::chrono::steady_clock::duration SleepAfter(
     std::chrono::steady_clock::duration waited);
 
+// How long ago `start` was, in seconds.
+double SecondsSince(std::chrono::steady_clock::time_point start);
+
 // When a wait that goes on is reported: after 10 s, and again when it has
 // lasted twice as long.
 class WaitReminder {
