@@ -163,8 +163,9 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
       versions_(HasDeltas(plan, *options.transport)
                     ? std::make_unique<RefitVersions>(plan)
                     : nullptr),
-      enqueuer_(std::make_unique<RefitEnqueuer>(*schedule_, options_,
-                                                versions_ != nullptr)) {}
+      enqueuer_(std::make_unique<RefitEnqueuer>(
+          *schedule_, options_, versions_ != nullptr,
+          plan.body().limits()->direct_multiprocessors())) {}
 
 Executor::~Executor() { Close(); }
 
@@ -497,7 +498,8 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     return status;
   }
   // What it enqueued before uses what is freed with `earlier`.
-  enqueuer_->Bind(std::move(rounds), /*together=*/first || mapped);
+  const bool together = first || mapped;
+  enqueuer_->Bind(std::move(rounds), together);
   if (versions_ != nullptr) versions_->Forget(DenseReason::kBound);
   delta_report_.reset();
   bound_->hooks = std::move(hooks);
@@ -510,7 +512,12 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   NoticeDelta();
   NoticeNoEffect();
   if (first) state_ = ExecutorState::kBound;
-  return absl::OkStatus();
+  if (!together) return absl::OkStatus();
+  // Now all ranks are connected and here, whom NCCL asks while it records.
+  status = WithRank(enqueuer_->RecordTogether(deadline), options_.rank);
+  NoticeRecording();
+  if (!status.ok()) state_ = ExecutorState::kTorn;
+  return status;
 }
 
 absl::Status Executor::Run(Stream stream, const RunOptions& options) {
@@ -607,14 +614,12 @@ absl::Status Executor::Wait() {
   if (state_ != ExecutorState::kRunning) {
     return OutOfOrder(options_.rank, "Wait", state_);
   }
-  using RecordTime = RefitEnqueuer::RecordTime;
-  enqueuer_->Record(RecordTime::kBeforeOwnEnd);
   absl::Status status = options_.transport->AwaitOwnEnd();
   if (status.ok()) {
     const absl::Status coded = enqueuer_->CheckCoding();
     // The others are to fail with this, before any of them has a base.
     if (!coded.ok()) options_.transport->Abort(coded);
-    enqueuer_->Record(RecordTime::kBehindOwnEnd);
+    enqueuer_->Record();
     NoticeRecording();
     options_.transport->OfferReplay(enqueuer_->MayReplay());
     status = Timed(agree_seconds_, [&] { return options_.transport->Wait(); });

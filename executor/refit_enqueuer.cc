@@ -49,7 +49,8 @@ struct RefitEnqueuer::QuantizeEvents {
 };
 
 RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
-                             const ExecutorOptions& options, bool has_deltas)
+                             const ExecutorOptions& options, bool has_deltas,
+                             uint32_t direct_multiprocessors)
     : schedule_(schedule),
       rank_(options.rank),
       device_(*options.device),
@@ -57,7 +58,8 @@ RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
       may_record_(options.graph && !options.time_rounds),
       times_rounds_(options.time_rounds),
       has_deltas_(has_deltas),
-      graph_(std::make_shared<RefitGraph>()) {
+      graph_(std::make_shared<RefitGraph>()),
+      direct_multiprocessors_(direct_multiprocessors) {
   transport_.OnBreak([graph = graph_] { graph->Drop(); });
 }
 
@@ -144,6 +146,7 @@ absl::Status RefitEnqueuer::ReserveTimes() {
 
 void RefitEnqueuer::Bind(BoundRounds rounds, bool together) {
   check_ = nullptr;
+  is_captured_ = false;
   DropGraph();
   if (together) replays_ = false;
   rounds_ = std::move(rounds);
@@ -155,8 +158,8 @@ void RefitEnqueuer::Connected(bool all_record) {
   if (!schedule_.Stages()) recorded_ = absl::OkStatus();
   replays_ = false;
   // A graph would hold one of the refits of a plan with deltas.
-  records_ =
-      all_record && MayRecord() && schedule_.GainsFromGraph() && !has_deltas_;
+  all_record_ = all_record && !has_deltas_;
+  records_ = all_record_ && MayRecord() && schedule_.GainsFromGraph();
 }
 
 void RefitEnqueuer::DropGraph() {
@@ -164,8 +167,23 @@ void RefitEnqueuer::DropGraph() {
   is_recorded_ = false;
 }
 
-void RefitEnqueuer::Record(RecordTime time) {
-  if (schedule_.Stages() && time == RecordTime::kBeforeOwnEnd) return;
+absl::Status RefitEnqueuer::RecordTogether(Deadline deadline) {
+  if (!all_record_ || device_.IsHost()) return absl::OkStatus();
+  absl::Status status = transport_.BeginRefit(deadline, /*is_captured=*/false);
+  // A refit failed before; those ranks whose refit did not are not to wait.
+  const bool is_torn = absl::IsFailedPrecondition(status);
+  if (status.ok()) {
+    Record();
+    status = transport_.EndRefit(pack_stream_->get());
+  }
+  if (!status.ok()) transport_.Abort(status);
+  transport_.OfferReplay(MayReplay());
+  status.Update(transport_.Wait());
+  AgreeToReplay(status.ok() && transport_.AllReplay());
+  return is_torn ? absl::OkStatus() : status;
+}
+
+void RefitEnqueuer::Record() {
   if (!records_ || is_recorded_ || is_captured_ || !recorded_.ok()) return;
   (void)RecordRounds();
 }

@@ -47,8 +47,9 @@ class RefitEnqueuer {
  public:
   // `schedule`, `device` and `transport` must outlive it. Of `options`: what
   // says how rounds are issued. `has_deltas`: refits are kDense or kDelta.
+  // `direct_multiprocessors`: what the first refit is likely to have.
   RefitEnqueuer(const RankSchedule& schedule, const ExecutorOptions& options,
-                bool has_deltas);
+                bool has_deltas, uint32_t direct_multiprocessors);
   ~RefitEnqueuer();
 
   absl::Status CreateStreams();
@@ -56,12 +57,14 @@ class RefitEnqueuer {
   // From now on refits move `rounds`. `together`: all ranks bind.
   void Bind(BoundRounds rounds, bool together);
 
+  // Records the rounds of all ranks, which have just bound together. That is a
+  // refit which moves nothing: what ends a refit that fails ends this one too,
+  // and no rank leaves before all have recorded. Nothing if all are on the host
+  // or one does not record. A transport that needs a Connect is no error.
+  absl::Status RecordTogether(Deadline deadline);
   // Records the rounds as a graph: once after each Bind or DropGraph, and where
-  // a graph is worth it. After a refit that was not captured: it made what NCCL
-  // makes at first use. Staged rounds between the transport's AwaitOwnEnd and
-  // Wait. Direct ones ask no peer, so before AwaitOwnEnd, while the refit runs.
-  enum class RecordTime : uint8_t { kBeforeOwnEnd, kBehindOwnEnd };
-  void Record(RecordTime time);
+  // a graph is worth it. Where the transport may record.
+  void Record();
   // Whether this rank has its rounds recorded, or none to record.
   bool MayReplay() { return !records_ || graph_->IsSet(); }
   // Whether all ranks may: from the next refit on they launch their graphs. So
@@ -75,7 +78,8 @@ class RefitEnqueuer {
     return may_record_ && recorded_.ok() &&
            (schedule_.GainsFromGraph() || !schedule_.Stages());
   }
-  // The transport is connected anew. All ranks record, or none.
+  // The transport is connected anew. All ranks record, or none. RecordTogether,
+  // or the first Wait if none of them binds, makes the graphs.
   void Connected(bool all_record);
   void DropGraph();
 
@@ -221,7 +225,8 @@ class RefitEnqueuer {
   Device& device_;
   Transport& transport_;
   const bool may_record_;  // as its options say
-  bool records_ = false;   // all ranks may, and it gains from it
+  bool all_record_ = false;  // all ranks may
+  bool records_ = false;     // and this one gains from it
   const bool times_rounds_;
   const bool has_deltas_;
 
@@ -262,7 +267,7 @@ class RefitEnqueuer {
   size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued
   StateCheck* check_ = nullptr;          // likewise; null: digests nothing
   DeviceEvent* unpacked_ = nullptr;      // likewise: the last one of a round
-  uint32_t direct_multiprocessors_ = 0;  // of the last refit
+  uint32_t direct_multiprocessors_;      // of the last refit
   const BatchChoice* choice_ = nullptr;  // likewise; null: the schedule's
   bool pulls_ = false;                   // likewise: destinations read sources
   bool moves_beside_ = false;            // likewise: some DirectEnds::beside

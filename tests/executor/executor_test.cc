@@ -318,6 +318,7 @@ TEST(ExecutorTest, NullDeviceOrTransportIsRefused) {
 // "Records" by keeping what enqueues, and launches by calling it.
 class RecordingDevice : public HostDevice {
  public:
+  bool IsHost() const override { return false; }
   absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
       const std::function<absl::Status(Stream)>& enqueue) override {
     ++recordings;
@@ -374,12 +375,12 @@ class RecordingWorld : public ExecutorWorld {
 
 using Launches = std::vector<uint64_t>;
 
-TEST(ExecutorTest, StagedRefitsAreAGraphFromTheSecondOn) {
+TEST(ExecutorTest, StagedRefitsAreAGraphAfterBind) {
   const PlanFile plan = ReshardPlan({}).Open();
   RecordingWorld world(plan);
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
-  EXPECT_EQ(world.LaunchesOf(plan, 4), (Launches{0, ranks, ranks, ranks}));
+  EXPECT_EQ(world.LaunchesOf(plan, 4), (Launches{ranks, ranks, ranks, ranks}));
   EXPECT_EQ(world.recording.recordings, plan.world_size());
   // What was counted is as without.
   World direct(plan);
@@ -400,13 +401,13 @@ TEST(ExecutorTest, DirectRoundsAreAGraph) {
   many.Bind();
   const auto ranks = static_cast<uint64_t>(relays.world_size());
   // The source has no part in the last round.
-  EXPECT_EQ(many.LaunchesOf(relays, 3), (Launches{0, ranks, ranks}));
+  EXPECT_EQ(many.LaunchesOf(relays, 3), (Launches{ranks, ranks, ranks}));
 
   const PlanFile one_round =
       ReshardPlan({.layers = 1, .mechanism = fb::Mechanism::kDirect}).Open();
   RecordingWorld few(one_round);
   few.Bind();
-  EXPECT_EQ(few.LaunchesOf(one_round, 2), (Launches{0, ranks}));
+  EXPECT_EQ(few.LaunchesOf(one_round, 2), (Launches{ranks, ranks}));
   EXPECT_EQ(few.recording.recordings, one_round.world_size());
 }
 
@@ -415,7 +416,7 @@ TEST(ExecutorTest, BindMakesAnotherGraph) {
   RecordingWorld world(plan);
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
-  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
   // Rank 1's tensors go where they were; its graph is of the earlier Bind. It
   // makes another before it launches one, as the others do.
   EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
@@ -428,7 +429,7 @@ TEST(ExecutorTest, ConnectDropsTheGraph) {
   RecordingWorld world(plan);
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
-  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
   for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
          return world.executor(rank).Connect(kTimeout);
        })) {

@@ -418,6 +418,7 @@ TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
 // does after a launch is done here in it, so a launch must not fail.
 class CapturingDevice : public HostDevice {
  public:
+  bool IsHost() const override { return false; }
   absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
       const std::function<absl::Status(Stream)>& enqueue) override {
     ++recordings;
@@ -499,11 +500,123 @@ class NcclRecordingTest : public NcclFailureTest {
     world_ = std::make_unique<NcclWorld>(
         plan_, ExecutorOptions{.device = &capturing_});
     world_->Bind();
+    // What Bind recorded is gone: the first Wait records anew.
+    ConnectAll();
+    capturing_.recordings = 0;
   }
   ~NcclRecordingTest() override { world_.reset(); }
 
+  void ConnectAll() {
+    for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+           return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
+         })) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  }
+
   CapturingDevice capturing_;
 };
+
+// Ranks that have connected and not bound yet.
+class NcclBindTest : public NcclRecordingTest {
+ protected:
+  NcclBindTest() {
+    world_ = std::make_unique<NcclWorld>(
+        plan_, ExecutorOptions{.device = &capturing_});
+    ConnectAll();
+    capturing_.keeps_graphs = true;
+  }
+
+  absl::Status Bind(int32_t rank) {
+    return world_->executor(rank).Bind(world_->tensors[rank], kAmple);
+  }
+  std::vector<absl::Status> BindAll() {
+    return world_->OnAllRanks([&](int32_t rank) { return Bind(rank); });
+  }
+  void ExpectLaunchesFromNowOn() {
+    EXPECT_EQ(capturing_.recordings, plan_.world_size());
+    capturing_.launches = 0;
+    for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+    EXPECT_EQ(capturing_.launches, 2 * plan_.world_size());
+    EXPECT_EQ(capturing_.recordings, plan_.world_size());
+    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  }
+};
+
+TEST_F(NcclBindTest, TheFirstRefitLaunchesTheGraphOfBind) {
+  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
+  ExpectLaunchesFromNowOn();
+}
+
+// NCCL asks the peers, so nobody records before all are there.
+TEST_F(NcclBindTest, NobodyRecordsBeforeTheLastRankBinds) {
+  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+         if (rank == 1) {
+           std::this_thread::sleep_for(milliseconds(200));
+           EXPECT_EQ(capturing_.recordings, 0);
+         }
+         return Bind(rank);
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  ExpectLaunchesFromNowOn();
+}
+
+TEST_F(NcclBindTest, NobodyRecordsIfOneRanksTensorsAreRefused) {
+  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+         return rank == 1 ? world_->executor(rank).Bind({}, kAmple)
+                          : Bind(rank);
+       })) {
+    EXPECT_FALSE(status.ok());
+  }
+  EXPECT_EQ(capturing_.recordings, 0);
+  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
+  ExpectLaunchesFromNowOn();
+}
+
+TEST_F(NcclBindTest, RankThatDiesWhileRanksRecordEndsBind) {
+  fake_nccl_set_capture_delay(300'000);
+  std::thread killer([&] {
+    while (capturing_.recordings < plan_.world_size()) {
+      std::this_thread::yield();
+    }
+    BreakAControlConnection(world_->port());
+  });
+  const Clock::time_point begin = Clock::now();
+  const auto statuses = BindAll();
+  EXPECT_LT(Clock::now() - begin, kSoon);
+  killer.join();
+  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable)
+        << statuses[rank];
+    ExpectContains(statuses[rank], " is gone: ");
+    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
+  }
+  EXPECT_EQ(capturing_.left_in_capture, 0);
+  EXPECT_EQ(fake_nccl_live_communicators(), 0);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  ExpectWholeAfterRestart();
+}
+
+TEST_F(NcclBindTest, RecordingThatFailsOnTheWireFailsBindUntilConnect) {
+  fake_nccl_fail_at(0, 0, kInternalError);
+  for (const absl::Status& status : BindAll()) {
+    ExpectContains(status, "round 0: ");
+    ExpectContains(status, "NCCL error 3");
+  }
+  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
+  }
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclBindTest, BindThatOneRankCouldNotRecordLeavesTheGraphOut) {
+  capturing_.fails_once = true;
+  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
+  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
+  EXPECT_EQ(capturing_.launches, 0);
+  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+}
 
 // NCCL asks the peers while it records, and a rank that comes late would ask
 // those that have given up: nobody waits for such a recording to end.
@@ -701,7 +814,7 @@ TEST(NcclCheckedRefitTest, ChecksOfScratchLaunchNoGraphOnAnyRank) {
       }
     }
   }
-  EXPECT_EQ(capturing.launches, 2 * plan.world_size());
+  EXPECT_EQ(capturing.launches, 3 * plan.world_size());
   EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
 }
 

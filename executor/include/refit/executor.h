@@ -95,11 +95,12 @@ struct ExecutorOptions {
   Device* device = nullptr;        // must outlive the executor
   Transport* transport = nullptr;  // of `rank`; must outlive the executor
 
-  // On a GPU the rounds are recorded in the first Wait after a Connect or Bind,
-  // and launched as one CUDA graph from then on; false: enqueued one by one
-  // each time. Not by ranks that share their GPU in direct rounds, not while
-  // the rounds are timed, and not in a plan with options.delta. The ranks agree
-  // on it at Connect: if one does not record, or could not, none does.
+  // On a GPU a Bind of all ranks records the rounds, and Run launches them as
+  // one CUDA graph. After a Connect alone the first Wait records them. After a
+  // Bind of one rank alone its next Run does. false: they are enqueued one by
+  // one each time. Not by ranks that share their GPU in direct rounds, not
+  // while the rounds are timed, and not in a plan with options.delta. The ranks
+  // agree on it at Connect: if one does not record, or could not, none does.
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
@@ -118,7 +119,7 @@ enum class NoticeKind : uint8_t {
   // of Bind.
   kPull = 2,
   kUnwatched = 3,  // a free of tensors' memory would not be noticed; of Bind
-  // Refits are enqueued one by one, not as a graph; of Connect and Wait.
+  // Refits are enqueued one by one, not as a graph; of Connect, Bind and Wait.
   kNotRecorded = 4,
   // Params that RunOptions::check does not compare, because destinations make
   // them by quantizing what arrives; of Wait.
@@ -311,7 +312,8 @@ class Executor {
   //
   // Bind again whenever tensors move. If the plan has direct rounds, all ranks
   // must do so together; else it is local to the rank. A refused Bind leaves
-  // the earlier one in place.
+  // the earlier one in place. If a rank or NCCL fails while a GPU's rounds are
+  // recorded, the tensors are bound, and the ranks torn until Connect.
   //
   // In direct rounds senders store into their receivers' tensors. If a sender
   // cannot map its receiver's memory, the receiver reads the sender's. Bind is

@@ -246,10 +246,11 @@ typedef struct refit_executor_options {
   int32_t rank;     /* global; the rendezvous' where there is one */
   int32_t reserved; /* must be 0 */
   /* Each is 0 or 1. */
-  /* 1: a GPU's rounds are enqueued one by one at each run. 0: they are recorded
-   * in the first wait after a connect or bind, and launched as one CUDA graph
-   * from then on. Not by ranks that share their GPU in direct rounds. If one
-   * rank does not record its rounds, none does: connect agrees on it. */
+  /* 1: a GPU's rounds are enqueued one by one at each run. 0: a bind of all
+   * ranks records them, and run launches them as one CUDA graph. After a
+   * connect alone the first wait records them. Not by ranks that share their
+   * GPU in direct rounds. If one rank does not record its rounds, none does:
+   * connect agrees on it. */
   int32_t without_graph;
   /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
    * graph out. */
@@ -669,8 +670,8 @@ enum {
   /* A free of tensors' memory would not be noticed by run. Of bind. */
   REFIT_NOTICE_UNWATCHED = 3,
   /* A GPU's staged rounds are enqueued one by one, since recording them as a
-   * graph failed, or since another rank does not record. Of connect and wait.
-   */
+   * graph failed, or since another rank does not record. Of connect, bind and
+   * wait. */
   REFIT_NOTICE_NOT_RECORDED = 4,
   /* Params that the check after a refit leaves out, because destinations make
    * them by quantizing what arrives. Of wait. */

@@ -124,7 +124,7 @@ class Transport {
   // The Exchanges that follow, until EndRecording, are recorded on a capturing
   // stream. Between BeginRefit and EndRefit, or between AwaitOwnEnd and Wait:
   // no rank leaves a refit before all are done, and what is recorded may need
-  // the peers. Where no Exchange follows, before AwaitOwnEnd, too.
+  // the peers.
   virtual void BeginRecording() {}
   // If one of these Exchanges failed, fails the refit with that and returns it.
   // The capture has ended: an abort may wait for its graph.
