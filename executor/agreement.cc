@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/payload.h"
-#include "executor/transport/collective_steps.h"
 #include "executor/transport/control_frame.h"
+#include "executor/transport/handshake.h"
 
 namespace refit {
 namespace {
@@ -62,7 +62,7 @@ absl::StatusOr<std::string> ThroughRankZero(
     for (size_t rank = 0; rank < gathered->size(); ++rank) {
       absl::StatusOr<std::string> value = ReadBytes((*gathered)[rank], rank);
       if (!value.ok()) {
-        return control::AbortedBy(static_cast<int32_t>(rank), value.status());
+        return AbortedBy(static_cast<int32_t>(rank), value.status());
       }
       values.push_back(*std::move(value));
     }

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "executor/transport/handshake.h"
 
 namespace refit::control {
 namespace {
@@ -79,15 +78,11 @@ absl::Status TooLarge(const std::string& what, uint64_t size) {
 
 }  // namespace
 
-absl::Status AbortedBy(int32_t rank, const absl::Status& status) {
-  const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
-  return absl::Status(
-      late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
-      absl::StrCat("aborted by rank ", rank, ": ", status.message()));
-}
-
-bool CollectiveSteps::Begin(int32_t rank, uint64_t step) {
-  if (step <= steps_[rank]) return false;
+bool CollectiveSteps::Begin(int32_t rank, uint64_t step, uint64_t purpose) {
+  if (step <= steps_[rank] ||
+      purpose > static_cast<uint64_t>(StepPurpose::kCheck)) {
+    return false;
+  }
   steps_[rank] = step;
   newest_step_ = std::max(newest_step_, step);
   const auto failure = failures_.find(step);
@@ -95,6 +90,9 @@ bool CollectiveSteps::Begin(int32_t rank, uint64_t step) {
     SendFailure(rank, step, failure->second,
                 /*missed=*/!failure->second.in_handshake);
   }
+  const absl::Status status =
+      purposes_.Add(rank, step, static_cast<StepPurpose>(purpose));
+  if (!status.ok()) FailStep(step, {-1, status, status});
   FailIfLeftOut(step);
   ForgetPastFailures();
   return true;

@@ -15,15 +15,13 @@
 
 #include "absl/status/status.h"
 #include "executor/transport/control_frame.h"
+#include "executor/transport/handshake.h"
 #include "executor/waiting.h"
 
 namespace refit::control {
 
 // An encoded frame; one that goes to all ranks exists once.
 using SharedBytes = std::shared_ptr<const std::string>;
-
-// `status` of `rank`, as the others are told of it.
-absl::Status AbortedBy(int32_t rank, const absl::Status& status);
 
 class CollectiveSteps {
  public:
@@ -34,7 +32,7 @@ class CollectiveSteps {
       : send_(std::move(send)), steps_(world_size), left_(world_size) {}
 
   // These return false if no rank that keeps to the protocol sends that.
-  bool Begin(int32_t rank, uint64_t step);
+  bool Begin(int32_t rank, uint64_t step, uint64_t purpose);
   bool Contribute(int32_t rank, uint64_t step, uint64_t sequence,
                   Contribution contribution, TimePoint now);
   bool Abort(int32_t rank, uint64_t step, const absl::Status& status);
@@ -99,6 +97,7 @@ class CollectiveSteps {
   std::vector<bool> left_;       // by rank
   std::map<Key, Collective> collectives_;
   std::map<uint64_t, Failure> failures_;  // of steps some rank may yet enter
+  StepPurposes purposes_;
   uint64_t newest_step_ = 0;              // that a rank has begun
   std::optional<Key> reminder_of_;        // what reminder_ is of
   WaitReminder reminder_;

@@ -20,7 +20,7 @@
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 7;
+inline constexpr uint32_t kProtocolVersion = 8;
 
 // Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.
@@ -40,7 +40,7 @@ inline constexpr uint64_t kMissed = 1;
 enum class FrameType : uint32_t {
   // From a rank.
   kHello = 1,         // who it says it is
-  kBegin = 2,         // of a step
+  kBegin = 2,         // of a step; its sequence is the StepPurpose
   kContribution = 3,  // to a collective
   kAbort = 4,
   kGoodbye = 5,  // also from the server, when rank 0 closes; with its step

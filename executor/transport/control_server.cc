@@ -280,7 +280,7 @@ bool ControlServer::Handle(Connection& connection, Frame& frame) {
 bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
   switch (frame.type) {
     case FrameType::kBegin:
-      return steps_.Begin(connection.rank, frame.step);
+      return steps_.Begin(connection.rank, frame.step, frame.sequence);
     case FrameType::kContribution: {
       std::optional<Contribution> contribution =
           ParseContribution(frame.payload);

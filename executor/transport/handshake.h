@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_TRANSPORT_HANDSHAKE_H_
 #define REFIT_EXECUTOR_TRANSPORT_HANDSHAKE_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/payload.h"
+#include "refit/control_plane.h"
 #include "refit/transport.h"
 
 namespace refit {
@@ -21,10 +23,33 @@ inline constexpr std::string_view kHandshake = "handshake";
 void WriteFields(const HandshakeRecord& record, PayloadWriter& writer);
 void ReadFields(PayloadReader& reader, HandshakeRecord& record);
 
+// What a handshake in `stage` begins a step for.
+inline StepPurpose PurposeOf(HandshakeStage stage) {
+  return stage == HandshakeStage::kCheck ? StepPurpose::kCheck
+                                         : StepPurpose::kOther;
+}
+
 // OK when all `records` (by rank) are ready and equal. Errors: kAborted, the
 // rank that is not ready; kFailedPrecondition, the first field that differs,
 // with two ranks and both values.
 absl::Status CompareRecords(absl::Span<const HandshakeRecord> records);
+
+// `status` of `rank`, as the others are told of it.
+absl::Status AbortedBy(int32_t rank, const absl::Status& status);
+
+// What the ranks begin the newest step for: a refit is checked on all ranks or
+// on none.
+class StepPurposes {
+ public:
+  // Error: kFailedPrecondition, another rank said that `step` is for something
+  // else; it names both.
+  absl::Status Add(int32_t rank, uint64_t step, StepPurpose purpose);
+
+ private:
+  uint64_t step_ = 0;  // the newest with a purpose
+  int32_t rank_ = 0;   // the first that said so
+  StepPurpose purpose_ = StepPurpose::kOther;
+};
 
 // "round 3: send of 64 bytes to rank 5".
 std::string OperationText(uint32_t round, const Operation& operation);

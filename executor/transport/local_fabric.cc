@@ -19,19 +19,26 @@ void LocalFabric::State::Abort(uint64_t step, int32_t rank,
   {
     std::lock_guard lock(mutex);
     if (step <= aborted_step) return;
-    MarkAborted(step, rank, status);
+    MarkAborted(step, AbortedBy(rank, status));
+  }
+  WakeAll();
+}
+
+void LocalFabric::State::Begin(uint64_t step, int32_t rank,
+                               StepPurpose purpose) {
+  {
+    std::lock_guard lock(mutex);
+    const absl::Status status = purposes.Add(rank, step, purpose);
+    if (status.ok() || step <= aborted_step) return;
+    MarkAborted(step, status);
   }
   WakeAll();
 }
 
 // The caller holds `mutex`.
-void LocalFabric::State::MarkAborted(uint64_t step, int32_t rank,
-                                     const absl::Status& status,
+void LocalFabric::State::MarkAborted(uint64_t step, const absl::Status& status,
                                      bool in_handshake) {
-  const bool late = status.code() == absl::StatusCode::kDeadlineExceeded;
-  abort_status = absl::Status(
-      late ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kAborted,
-      absl::StrCat("aborted by rank ", rank, ": ", status.message()));
+  abort_status = status;
   arrived.assign(arrived.size(), false);
   arrivals = 0;
   aborted_step = step;
@@ -99,7 +106,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
   if (gatherings != gathering) return outcome;
   if (in_time) return abort_status;
   if (const absl::Status status = InterruptionStatus(); !status.ok()) {
-    MarkAborted(step, rank, status, in_handshake);
+    MarkAborted(step, AbortedBy(rank, status), in_handshake);
     lock.unlock();
     WakeAll();
     return status;
@@ -110,7 +117,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
       " ranks did not come before the deadline, "
       "the first is rank ",
       missing.front()));
-  MarkAborted(step, rank, status, in_handshake);
+  MarkAborted(step, AbortedBy(rank, status), in_handshake);
   lock.unlock();
   WakeAll();
   return status;

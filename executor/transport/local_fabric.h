@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "executor/device/thread_fence.h"
+#include "executor/transport/handshake.h"
 #include "refit/local_transport.h"
 #include "refit/transport.h"
 
@@ -70,6 +71,7 @@ struct LocalFabric::State {
   std::condition_variable changed;
   absl::Status abort_status;
   bool aborted_in_handshake = false;  // the newest of these
+  StepPurposes purposes;
   // The gathering in progress and the outcome of the last one.
   std::vector<HandshakeRecord> records;
   // What ranks share, by parity of the step: one may be at the next step while
@@ -82,8 +84,10 @@ struct LocalFabric::State {
   std::vector<bool> created;
 
   void Abort(uint64_t step, int32_t rank, const absl::Status& status);
-  void MarkAborted(uint64_t step, int32_t rank, const absl::Status& status,
+  void MarkAborted(uint64_t step, const absl::Status& status,
                    bool in_handshake = false);
+  // Fails the step, on all ranks, if another rank begins it for something else.
+  void Begin(uint64_t step, int32_t rank, StepPurpose purpose);
   void WakeAll();
   absl::Status AbortStatus();
   // The caller of these two holds `mutex`.

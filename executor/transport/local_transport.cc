@@ -104,7 +104,7 @@ absl::Status LocalTransport::Connect(const HandshakeRecord& record,
 
 absl::Status LocalTransport::Handshake(const HandshakeRecord& record,
                                        Deadline deadline) {
-  ++step_;
+  fabric_.Begin(++step_, rank_, PurposeOf(record.stage));
   {
     std::lock_guard lock(fabric_.mutex);
     missed_ = step_ < fabric_.aborted_step ||
@@ -173,7 +173,7 @@ absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
 }
 
 absl::Status LocalTransport::BeginRefit(Deadline deadline, bool) {
-  ++step_;
+  fabric_.Begin(++step_, rank_, StepPurpose::kRefit);
   deadline_ = deadline;
   return StepAborted() ? fabric_.AbortStatus() : absl::OkStatus();
 }

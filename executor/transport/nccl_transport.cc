@@ -102,7 +102,8 @@ class NcclTransport : public Transport, private Fence {
   explicit NcclTransport(NcclOptions options)
       : options_(std::move(options)),
         supervisor_(
-            {.begin_step = [this] { return control().BeginStep(); },
+            {.begin_step =
+                 [this](StepPurpose p) { return control().BeginStep(p); },
              .tell = [this](const absl::Status& s) { control().Abort(s); },
              .probe = [this](bool is_enqueued) { return Probe(is_enqueued); },
              .stop = [this](bool is_enqueued) { StopWork(is_enqueued); },
@@ -362,7 +363,10 @@ absl::Status NcclTransport::EndLinks(Deadline deadline) {
 
 absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
                                       Deadline deadline) {
-  if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
+  if (absl::Status s = supervisor_.Enter(deadline, PurposeOf(record.stage));
+      !s.ok()) {
+    return s;
+  }
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
       GatherStructs(control(), record, kHandshake, deadline);
   if (!records.ok()) return records.status();

@@ -66,7 +66,7 @@ absl::Status RefitSupervisor::failure() {
   return failure_;
 }
 
-absl::Status RefitSupervisor::Enter(Deadline deadline) {
+absl::Status RefitSupervisor::Enter(Deadline deadline, StepPurpose purpose) {
   Lock lock(mutex_);
   if (!failure_.ok()) {
     if (absl::Status s = AwaitStopped(lock, deadline); !s.ok()) {
@@ -74,16 +74,16 @@ absl::Status RefitSupervisor::Enter(Deadline deadline) {
       return s;
     }
   }
-  EnterStep(lock);
+  EnterStep(lock, purpose);
   return absl::OkStatus();
 }
 
-void RefitSupervisor::EnterStep(Lock& lock) {
+void RefitSupervisor::EnterStep(Lock& lock, StepPurpose purpose) {
   changed_.wait(
       lock, [&] { return telling_ == 0 && !(IsUnderWay() && !failure_.ok()); });
   const RefitPhase before = std::exchange(phase_, RefitPhase::kEntering);
   lock.unlock();
-  const uint64_t step = actions_.begin_step();
+  const uint64_t step = actions_.begin_step(purpose);
   lock.lock();
   // A refit that goes on fails with the step that it began in, also if that is
   // heard of while this rank leaves it.
@@ -115,7 +115,7 @@ void RefitSupervisor::FailNextStep(const absl::Status& status) {
 void RefitSupervisor::FailNextStep(Lock& lock, const absl::Status& status) {
   changed_.wait(lock, [&] { return telling_ == 0; });
   lock.unlock();
-  const uint64_t step = actions_.begin_step();
+  const uint64_t step = actions_.begin_step(StepPurpose::kOther);
   lock.lock();
   step_ = step;
   failure_ = status;
@@ -132,7 +132,7 @@ absl::Status RefitSupervisor::BeginRefit(bool is_captured,
                                          const std::function<void()>& prepare) {
   Lock lock(mutex_);
   if (!IsUnderWay() || failure_.ok()) {
-    EnterStep(lock);
+    EnterStep(lock, StepPurpose::kRefit);
     if (phase_ == RefitPhase::kTorn) {
       return absl::FailedPreconditionError(
           "the transport is not connected, or a refit failed since: Connect "

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "refit/control_plane.h"
 #include "refit/transport.h"
 
 namespace refit {
@@ -48,7 +49,7 @@ class RefitSupervisor {
  public:
   struct Actions {
     // Begins a step of the control plane and returns its number.
-    std::function<uint64_t()> begin_step;
+    std::function<uint64_t(StepPurpose)> begin_step;
     // Tells all ranks that the step has failed.
     std::function<void(const absl::Status&)> tell;
     // Whether this rank's work is done, or the error that ends the refit; its
@@ -78,7 +79,8 @@ class RefitSupervisor {
   // Enters the next step, after a failure of the one before was told and its
   // work has ended. kDeadlineExceeded: its work goes on, because a graph of the
   // caller's still holds it; the next step has failed with that.
-  absl::Status Enter(Deadline deadline);
+  absl::Status Enter(Deadline deadline,
+                     StepPurpose purpose = StepPurpose::kOther);
   // Ends what is under way; kTorn from now on. Errors as Enter.
   absl::Status Disconnect(Deadline deadline);
   // Enters the next step only to fail it, because this rank cannot come to what
@@ -125,7 +127,7 @@ class RefitSupervisor {
   void AwaitStopped(Lock& lock);
   absl::Status AwaitStopped(Lock& lock, Deadline deadline);
   void AwaitOver(Lock& lock);
-  void EnterStep(Lock& lock);
+  void EnterStep(Lock& lock, StepPurpose purpose);
   void FailNextStep(Lock& lock, const absl::Status& status);
   void Probe();
   void Stop(Lock& lock);

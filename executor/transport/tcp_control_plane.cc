@@ -62,7 +62,7 @@ class TcpControlPlane : public ControlPlane {
 
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override { return world_size_; }
-  uint64_t BeginStep() override;
+  uint64_t BeginStep(StepPurpose purpose) override;
   bool TakeMissedStep() override {
     std::lock_guard lock(mutex_);
     return std::exchange(missed_, false);
@@ -163,9 +163,11 @@ absl::Status TcpControlPlane::StartReading() {
   return absl::OkStatus();
 }
 
-uint64_t TcpControlPlane::BeginStep() {
+uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {
   std::lock_guard send_lock(send_mutex_);
-  Frame frame{.type = FrameType::kBegin, .rank = rank_};
+  Frame frame{.type = FrameType::kBegin,
+              .sequence = static_cast<uint64_t>(purpose),
+              .rank = rank_};
   {
     std::unique_lock lock(mutex_);
     // So that the callback never speaks of a step that is over.

@@ -57,7 +57,7 @@ class UcxTransport : public Transport {
   using Lock = std::unique_lock<std::mutex>;
 
   ControlPlane& control() { return meeting_.control(); }
-  void BeginStep();
+  void BeginStep(StepPurpose purpose = StepPurpose::kOther);
   void Hear(uint64_t step, const absl::Status& status);
   absl::Status failure();
   absl::Status Fail(const absl::Status& status);
@@ -103,13 +103,13 @@ absl::Status UcxTransport::failure() {
 }
 
 // A failure is told in the step that it is of.
-void UcxTransport::BeginStep() {
+void UcxTransport::BeginStep(StepPurpose purpose) {
   {
     Lock lock(mutex_);
     changed_.wait(lock, [&] { return telling_ == 0; });
     between_steps_ = true;
   }
-  const uint64_t step = control().BeginStep();
+  const uint64_t step = control().BeginStep(purpose);
   {
     std::lock_guard lock(mutex_);
     step_ = step;
@@ -288,7 +288,7 @@ absl::Status UcxTransport::TouchEdges(absl::Span<const Edge> edges,
 
 absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
                                      Deadline deadline) {
-  BeginStep();
+  BeginStep(PurposeOf(record.stage));
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
       GatherStructs(control(), record, kHandshake, deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
@@ -302,7 +302,7 @@ absl::StatusOr<std::vector<std::string>> UcxTransport::ExchangeBytes(
 }
 
 absl::Status UcxTransport::BeginRefit(Deadline deadline, bool) {
-  BeginStep();
+  BeginStep(StepPurpose::kRefit);
   deadline_ = deadline;
   if (!is_whole_) {
     return absl::FailedPreconditionError(

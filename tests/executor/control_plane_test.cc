@@ -535,7 +535,7 @@ TEST(CollectiveStepsTest, RanksThatOthersWaitForAreReportedSparsely) {
   EXPECT_EQ(ReportOf(steps, start), "");
   EXPECT_EQ(ReportOf(steps, start + seconds(1000)), "");
   const Deadline begun = start + seconds(1000);
-  for (int32_t rank = 0; rank < 9; ++rank) steps.Begin(rank, 1);
+  for (int32_t rank = 0; rank < 9; ++rank) steps.Begin(rank, 1, 0);
   EXPECT_EQ(ReportOf(steps, begun), "");
   EXPECT_EQ(steps.NextReport(), begun + seconds(10));
   EXPECT_EQ(ReportOf(steps, begun + seconds(9)), "");

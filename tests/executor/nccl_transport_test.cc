@@ -403,8 +403,8 @@ class SlowControl : public ControlPlane {
       : inner_(std::move(inner)), fails_(fails), log_(log) {}
   int32_t rank() const override { return inner_->rank(); }
   int32_t world_size() const override { return inner_->world_size(); }
-  uint64_t BeginStep() override {
-    const uint64_t step = inner_->BeginStep();
+  uint64_t BeginStep(StepPurpose purpose) override {
+    const uint64_t step = inner_->BeginStep(purpose);
     if (step == 3) {  // after the steps of Connect and of the first refit
       fails_ = true;
       std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -23,7 +23,7 @@ class RefitSupervisorTest : public testing::Test {
  protected:
   RefitSupervisorTest()
       : supervisor_({.begin_step =
-                         [this] {
+                         [this](StepPurpose) {
                            const uint64_t step = ++steps_;
                            if (while_entering_) while_entering_(step);
                            Log("step " + std::to_string(step));

@@ -341,6 +341,35 @@ TEST_P(TransportConformance, ManyRefitsFollowOneConnect) {
   }
 }
 
+TEST_P(TransportConformance, RankThatAloneChecksARefitEndsItForAllAtOnce) {
+  for (const int32_t checks : {0, 1, 2}) {
+    MakeWorld(3);
+    ConnectAll();
+    auto bytes = Filled(64, 0);
+    const auto statuses = OnAllRanks([&](int32_t rank) -> absl::Status {
+      if (rank == checks) {
+        HandshakeRecord record;
+        record.stage = HandshakeStage::kCheck;
+        return end(rank).Handshake(record, Ample());
+      }
+      const absl::Status s = end(rank).BeginRefit(Ample(), false);
+      return s.ok() ? Exchange(rank, 0, {Recv(checks, bytes)}) : s;
+    });
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(std::string(status.message())
+                    .find("check differs: rank " + std::to_string(checks) +
+                          " runs a refit that is checked, rank "),
+                std::string::npos)
+          << status;
+    }
+    ConnectAll();
+    for (const absl::Status& status : RingRefit(3, 2)) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 TEST_P(TransportConformance, RankThatLeftARefitOutIsToldByItsNextCall) {
   MakeWorld(3);
   ConnectAll();

@@ -65,7 +65,7 @@ void Do(const control::Frame& frame, control::CollectiveSteps& steps) {
               (frame.payload.size() == 32));
       break;
     case control::FrameType::kBegin:
-      (void)steps.Begin(rank, frame.step);
+      (void)steps.Begin(rank, frame.step, frame.sequence);
       break;
     case control::FrameType::kContribution: {
       auto contribution = control::ParseContribution(frame.payload);

@@ -18,6 +18,14 @@
 
 namespace refit {
 
+// What a rank begins a step for, where ranks that differ in it would wait for
+// each other until their deadline.
+enum class StepPurpose : uint8_t {
+  kOther = 0,  // compared with nothing
+  kRefit = 1,
+  kCheck = 2,  // agreeing on the check of a refit, before that begins
+};
+
 // One rank's end. BeginStep, AllGather and Exchange are collective: all ranks
 // call them in the same order, from one thread of each rank. A step that fails
 // on one rank fails on all; the next step starts afresh, unless a rank is gone.
@@ -31,8 +39,11 @@ class ControlPlane {
 
   // Starts a step and returns its number, the same on all ranks. The calls up
   // to the next BeginStep belong to it. It does not wait for other ranks, only
-  // for a running callback of the step before.
-  virtual uint64_t BeginStep() = 0;
+  // for a running callback of the step before. A step that one rank begins for
+  // a refit, and another for the check of one, fails: kFailedPrecondition,
+  // naming both.
+  virtual uint64_t BeginStep(StepPurpose purpose) = 0;
+  uint64_t BeginStep() { return BeginStep(StepPurpose::kOther); }
 
   // Whether others had failed the step before this rank began it, and not in a
   // handshake: this rank was not called when they were. Asked again, in the

@@ -149,7 +149,8 @@ struct RunOptions {
   // what the source holds: kDataLoss, naming params and ranks. It costs one
   // read of the tensors, and two exchanges over the control plane. What a
   // destination quantizes is compared as it arrives; a notice says so. The same
-  // on all ranks; not while `stream` is captured. Such a Run returns after all
+  // on all ranks, else all fail with kFailedPrecondition, naming two ranks that
+  // differ; not while `stream` is captured. Such a Run returns after all
   // ranks have called it. The first one after a Bind prepares the digests, and
   // allocates for them.
   // A delta refit is checked if its plan says so, too.

@@ -313,7 +313,8 @@ typedef struct refit_run_options {
   /* 1: wait compares digests of what all ranks hold after the refit, before
    * post-hooks, and fails with REFIT_DATA_LOSS on all of them if a destination
    * rank does not hold what the source holds; the message names params and
-   * ranks. The same on all ranks, and 0 while a stream is captured. The first
+   * ranks. The same on all ranks, else all fail with
+   * REFIT_FAILED_PRECONDITION, and 0 while a stream is captured. The first
    * run with it after a bind prepares the digests. 0: it does not. */
   int32_t check;
   /* 1: this refit sends all, if one rank asks for it. Ask whenever something
