@@ -249,6 +249,30 @@ absl::Status WithLaunchers(const absl::Status& status) {
                    "give --ranks-in-process"));
 }
 
+// A rank that ends before it has met the others tells them why, or they would
+// wait for it until --timeout. It knows where they meet from its launcher.
+void EndMeeting(const absl::Status& why) {
+  constexpr std::chrono::seconds kPatience(10);  // ranks start about together
+  const absl::StatusOr<refit::TcpRendezvous> meeting =
+      refit::RendezvousFromEnvironment();
+  if (!meeting.ok() || meeting->world_size == 1) return;
+  (void)refit::EndMeetingTcp(
+      *meeting,
+      absl::Status(why.code(), absl::StrFormat("rank %d: %s", meeting->rank,
+                                               std::string(why.message()))),
+      std::chrono::steady_clock::now() + kPatience);
+}
+
+// On GPUs: the launcher's number of this rank on its host, modulo their number.
+absl::StatusOr<std::shared_ptr<refit::Device>> DeviceOfRank(bool on_gpu) {
+  if (!on_gpu) return std::make_shared<refit::HostDevice>();
+  const absl::StatusOr<int32_t> local_rank = refit::LocalRankFromEnvironment();
+  if (!local_rank.ok()) return WithLaunchers(local_rank.status());
+  const absl::StatusOr<int> devices = refit::DevicesHere();
+  if (!devices.ok()) return devices.status();
+  return refit::CreateCudaDevice(*local_rank % *devices);
+}
+
 // One process per rank, told by its launcher's variables which one it is.
 absl::StatusOr<RunOfRanksResult> RunThisRank(
     const refit::PlanFile& plan, const refit::RunOfRanksOptions& options,
@@ -263,23 +287,16 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
         "process per rank",
         meeting->world_size, plan.world_size()));
   }
-  std::shared_ptr<refit::Device> device = std::make_shared<refit::HostDevice>();
-  if (on_gpu) {
-    const absl::StatusOr<int32_t> local_rank =
-        refit::LocalRankFromEnvironment();
-    if (!local_rank.ok()) return WithLaunchers(local_rank.status());
-    const absl::StatusOr<int> devices = refit::DevicesHere();
-    if (!devices.ok()) return devices.status();
-    absl::StatusOr<std::unique_ptr<refit::Device>> gpu =
-        refit::CreateCudaDevice(*local_rank % *devices);
-    if (!gpu.ok()) return gpu.status();
-    device = *std::move(gpu);
+  absl::StatusOr<std::shared_ptr<refit::Device>> device = DeviceOfRank(on_gpu);
+  if (!device.ok()) {
+    EndMeeting(device.status());
+    return device.status();
   }
   absl::StatusOr<std::unique_ptr<refit::ControlPlane>> control =
       refit::ConnectTcp(*meeting,
                         std::chrono::steady_clock::now() + options.timeout);
   if (!control.ok()) return control.status();
-  return refit::RunCheckedRank(plan, *std::move(control), std::move(device),
+  return refit::RunCheckedRank(plan, *std::move(control), *std::move(device),
                                options);
 }
 
@@ -400,40 +417,46 @@ static int Main(int argc, char** argv) {
     return refit::Fail(
         tool, "--transport is " + transport + "; wanted local, nccl or ucx");
   }
+  const auto fail = [&](const std::string& message) {
+    const int status = refit::Fail(tool, message);
+    if (!local && !ranks_in_process) {
+      EndMeeting(absl::InvalidArgumentError(message));
+    }
+    return status;
+  };
   if (ranks_in_process && local) {
-    return refit::Fail(tool,
-                       "--ranks-in-process needs --transport nccl or ucx");
+    return fail("--ranks-in-process needs --transport nccl or ucx");
   }
   if (!local && !check) {
-    return refit::Fail(tool, "--transport " + transport + " needs --check");
+    return fail("--transport " + transport + " needs --check");
   }
   if (check == !source_dir.empty() ||
       source_dir.empty() != destination_dir.empty()) {
-    return refit::Fail(
-        tool, "give either --check or both --source-dir and --destination-dir");
+    return fail(
+        "give either --check or both --source-dir and --destination-dir");
   }
   if (time_rounds && !(check && json)) {
-    return refit::Fail(tool, "--time-rounds needs --check and --json");
+    return fail("--time-rounds needs --check and --json");
   }
   if (!trace.empty() && !check) {
-    return refit::Fail(tool, "--trace needs --check");
+    return fail("--trace needs --check");
   }
   if (const std::string replaced =
           refit::ReplacedInput(trace, {{"the plan", args.positional[0]}});
       !replaced.empty()) {
-    return refit::Fail(tool, replaced);
+    return fail(replaced);
   }
   if (digest && !check) {
-    return refit::Fail(tool, "--digest needs --check");
+    return fail("--digest needs --check");
   }
   absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
   if (!plan.ok()) {
-    return refit::Fail(tool, std::string(plan.status().message()));
+    return fail(std::string(plan.status().message()));
   }
   if (delta && plan->body().delta() == nullptr) {
-    return refit::Fail(tool,
-                       "--delta needs a plan whose job has options.delta; all "
-                       "refits of this one are dense");
+    return fail(
+        "--delta needs a plan whose job has options.delta; all "
+        "refits of this one are dense");
   }
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,

@@ -162,6 +162,22 @@ def flags(test):
         print(ends[0][2].strip(), flush=True)
 
 
+def unmet(test):
+    """A rank that ends before it meets the others tells them why."""
+    plan, ranks = test.compile("plan", JOB), ranks_of(JOB)
+    for arguments, why in ((["missing.refit"], "missing.refit: No such file or directory"),
+                           ([plan, "--delta"], "--delta needs a plan whose job has options.delta; all refits of this one are dense")):
+        for bad in (0, 1):
+            begin = time.monotonic()
+            ends = test.finish(test.start_ranks(
+                [test.bin / "refit-run", "--transport", "ucx", "--check", "--timeout", str(SECONDS)], ranks,
+                more=lambda rank: arguments if rank == bad else [plan]))
+            assert time.monotonic() - begin < SECONDS / 4
+            for rank, (status, out, error) in enumerate(ends):
+                told = why if rank == bad else f"the meeting was ended: rank {bad}: {why}"
+                assert (status, out, error) == (2, "", f"refit-run: error: {told}\n"), (rank, status, out, error)
+
+
 def histories(test):
     """Deltas over changes, refits that are left out, torn refits and new memory leave the bits of dense refits."""
     model = {"parameters": [{"name": f"layers.{layer}.up", "shape": [512, 256], "dtype": "bf16"} for layer in range(6)]}
@@ -282,7 +298,7 @@ def hosts(test):
 
 
 def main():
-    cases = {case.__name__: case for case in (plans, deltas, flags, histories, goldens, tcp, killed, stopped, missing, hosts)}
+    cases = {case.__name__: case for case in (plans, deltas, flags, unmet, histories, goldens, tcp, killed, stopped, missing, hosts)}
     # A rank whose peer is gone leaves UCX's worker and its thread behind, and UCX frees less than it takes of worlds that end.
     # AddressSanitizer's search for leaks crashes on about one such process in ten.
     os.environ["ASAN_OPTIONS"] = "detect_leaks=0"
