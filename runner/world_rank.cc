@@ -21,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 // What the ranks hold and send because the transport reaches no peer's tensors.
 void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
   result.sends_direct_rounds = HasDirectRounds(plan);
+  // Where no round is staged, all refits are dense then.
+  if (!HasRungs(plan.body())) result.snapshot_bytes = 0;
   result.staging_bytes = 0;
   result.peak_staging_bytes = 0;
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {

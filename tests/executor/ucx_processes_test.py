@@ -139,6 +139,9 @@ def deltas(test):
     for name, job in jobs.items():
         result = test.expect_right(test.compile(name, job), ranks_of(job), arguments=("--delta", "--change-rate", "0.01"))
         first, *others = [refit["delta"]["rung"] for refit in result["refits"]]
+        text = subprocess.run([test.bin / "refit-run", test.work / f"{name}.refit", "--transport", "ucx", "--ranks-in-process",
+                               "--check"], check=True, capture_output=True, text=True).stdout
+        assert (" + snapshots " in text) == (name not in ("direct", "bitmap")), text
         wanted = "dense" if name == "direct" else "1/64"
         assert first == "dense" and set(others) == {wanted}, (name, result["refits"])
         if name == "direct":
