@@ -1,28 +1,20 @@
 // refit-topology: what a job says of hosts like this one.
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
-#include <sstream>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "compiler/job/text_file.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
 #include "topology/probe.h"
 
-// None of no file.
-static absl::StatusOr<refit::BridgesByBusId> BridgesOf(
-    const std::string& nccl_file) {
-  if (nccl_file.empty()) return refit::BridgesByBusId();
-  std::ifstream file(nccl_file);
-  if (!file) return absl::NotFoundError("cannot be read");
-  std::stringstream text;
-  text << file.rdbuf();
-  return refit::ParseNcclTopology(text.str());
-}
+// Real ones have some kilobytes.
+static constexpr int64_t kNcclBytesMax = int64_t{16} << 20;
 
 static int Main(int argc, char** argv) {
   std::string sys = "/sys";
@@ -43,7 +35,8 @@ static int Main(int argc, char** argv) {
                 {"--nccl-topology", "", "FILE",
                  "the topology file that NCCL is given, which shows a virtual "
                  "machine's bridges\n"
-                 "(default: $NCCL_TOPO_FILE)",
+                 "(default: $NCCL_TOPO_FILE, with a warning where it cannot "
+                 "be read)",
                  &nccl_file}},
       .positional_min = 0,
       .positional_max = 0,
@@ -57,11 +50,22 @@ static int Main(int argc, char** argv) {
     absl::StatusOr<std::vector<refit::GpuFacts>> read = refit::ReadNvml();
     if (read.ok()) facts = *std::move(read);
   }
-  if (const char* of_nccl = std::getenv("NCCL_TOPO_FILE");
-      is_here && nccl_file.empty() && of_nccl != nullptr) {
-    nccl_file = of_nccl;
+  const char* const of_nccl = std::getenv("NCCL_TOPO_FILE");
+  const bool is_given = !nccl_file.empty();
+  if (is_here && !is_given && of_nccl != nullptr) nccl_file = of_nccl;
+  absl::StatusOr<refit::BridgesByBusId> bridges = refit::BridgesByBusId();
+  if (!nccl_file.empty()) {
+    const absl::StatusOr<std::shared_ptr<const refit::SourceFile>> file =
+        refit::ReadTextFile(nccl_file, kNcclBytesMax);
+    if (file.ok()) {
+      bridges = refit::ParseNcclTopology((*file)->text);
+    } else if (is_given) {
+      bridges = file.status();
+    } else {  // as NCCL
+      std::cerr << "refit-topology: warning: NCCL_TOPO_FILE: " << nccl_file
+                << ": " << file.status().message() << "; going on without it\n";
+    }
   }
-  const absl::StatusOr<refit::BridgesByBusId> bridges = BridgesOf(nccl_file);
   if (!bridges.ok()) {
     return refit::Fail(
         tool, nccl_file + ": " + std::string(bridges.status().message()));

@@ -57,6 +57,19 @@ class FilesTest(unittest.TestCase):
         self.stderr = done.stderr
         return path
 
+    def topology(self, *arguments, **variables):
+        """What refit-topology says on stderr, of a host with GPUs or without."""
+        return subprocess.run([BIN / "refit-topology", *arguments], env={**os.environ, **variables}, capture_output=True,
+                              text=True, timeout=60).stderr
+
+    def test_a_missing_topology_of_nccl_is_a_warning_where_the_environment_names_it(self):
+        missing = str(self.dir / "missing.xml")
+        why = f"{missing}: cannot be opened: No such file or directory"
+        warning, *more = self.topology(NCCL_TOPO_FILE=missing).splitlines()
+        self.assertEqual(warning, f"refit-topology: warning: NCCL_TOPO_FILE: {why}; going on without it")
+        self.assertNotIn("missing.xml", "".join(more))
+        self.assertEqual(self.topology("--nccl-topology", missing, NCCL_TOPO_FILE=missing), f"refit-topology: error: {why}\n")
+
     def assert_only(self, *names):
         self.assertEqual(sorted(path.name for path in self.out.iterdir()), sorted(["plan.refit", *names]))
 
