@@ -500,6 +500,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   // What it enqueued before uses what is freed with `earlier`.
   const bool together = first || mapped;
   enqueuer_->Bind(std::move(rounds), together);
+  ++binds_;
   if (versions_ != nullptr) versions_->Forget(DenseReason::kBound);
   delta_report_.reset();
   bound_->hooks = std::move(hooks);
@@ -514,10 +515,15 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   if (first) state_ = ExecutorState::kBound;
   if (!together) return absl::OkStatus();
   // Now all ranks are connected and here, whom NCCL asks while it records.
-  status = WithRank(enqueuer_->RecordTogether(deadline), options_.rank);
+  status = enqueuer_->RecordTogether(deadline);
   NoticeRecording();
-  if (!status.ok()) state_ = ExecutorState::kTorn;
-  return status;
+  if (status.ok()) return status;
+  state_ = ExecutorState::kTorn;
+  return WithRank(
+      absl::Status(status.code(), absl::StrCat("the tensors are bound, but not "
+                                               "all ranks recorded: ",
+                                               status.message())),
+      options_.rank);
 }
 
 absl::Status Executor::Run(Stream stream, const RunOptions& options) {

@@ -168,10 +168,10 @@ void RefitEnqueuer::DropGraph() {
 }
 
 absl::Status RefitEnqueuer::RecordTogether(Deadline deadline) {
-  if (!all_record_ || device_.IsHost()) return absl::OkStatus();
+  if (!all_record_ || device_.IsHost() || !transport_.IsWhole()) {
+    return absl::OkStatus();
+  }
   absl::Status status = transport_.BeginRefit(deadline, /*is_captured=*/false);
-  // A refit failed before; those ranks whose refit did not are not to wait.
-  const bool is_torn = absl::IsFailedPrecondition(status);
   if (status.ok()) {
     Record();
     status = transport_.EndRefit(pack_stream_->get());
@@ -180,7 +180,7 @@ absl::Status RefitEnqueuer::RecordTogether(Deadline deadline) {
   transport_.OfferReplay(MayReplay());
   status.Update(transport_.Wait());
   AgreeToReplay(status.ok() && transport_.AllReplay());
-  return is_torn ? absl::OkStatus() : status;
+  return status;
 }
 
 void RefitEnqueuer::Record() {

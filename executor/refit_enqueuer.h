@@ -59,8 +59,8 @@ class RefitEnqueuer {
 
   // Records the rounds of all ranks, which have just bound together. That is a
   // refit which moves nothing: what ends a refit that fails ends this one too,
-  // and no rank leaves before all have recorded. Nothing if all are on the host
-  // or one does not record. A transport that needs a Connect is no error.
+  // and no rank leaves before all have recorded. Nothing if all are on the
+  // host, or one does not record or needs a Connect.
   absl::Status RecordTogether(Deadline deadline);
   // Records the rounds as a graph: once after each Bind or DropGraph, and where
   // a graph is worth it. Where the transport may record.
@@ -224,7 +224,7 @@ class RefitEnqueuer {
   const int32_t rank_;
   Device& device_;
   Transport& transport_;
-  const bool may_record_;  // as its options say
+  const bool may_record_;    // as its options say
   bool all_record_ = false;  // all ranks may
   bool records_ = false;     // and this one gains from it
   const bool times_rounds_;

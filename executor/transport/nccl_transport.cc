@@ -133,6 +133,7 @@ class NcclTransport : public Transport, private Fence {
   std::optional<int32_t> FirstWithoutRecording() const override {
     return first_without_recording_;
   }
+  bool IsWhole() const override { return is_whole_; }
   void BeginRecording() override;
   absl::Status EndRecording() override;
   void OfferReplay(bool offered) override { offers_replay_ = offered; }
@@ -200,6 +201,7 @@ class NcclTransport : public Transport, private Fence {
   std::function<void()> on_break_;
 
   std::optional<int32_t> first_without_recording_;  // of the last Connect
+  bool is_whole_ = false;                           // of the last Bind
   // The rank's thread: since BeginRecording, until EndRecording, and how it
   // goes.
   bool is_recording_ = false;
@@ -367,13 +369,17 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
       !s.ok()) {
     return s;
   }
+  HandshakeRecord mine = record;
+  const bool binds = record.stage == HandshakeStage::kBind;
+  if (binds) mine.records = supervisor_.phase() == RefitPhase::kIdle;
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, kHandshake, deadline);
+      GatherStructs(control(), mine, kHandshake, deadline);
   if (!records.ok()) return records.status();
+  const auto found = std::find_if(
+      records->begin(), records->end(),
+      [](const HandshakeRecord& of_rank) { return !of_rank.records; });
+  if (binds) is_whole_ = found == records->end();
   if (record.stage == HandshakeStage::kConnect) {
-    const auto found = std::find_if(
-        records->begin(), records->end(),
-        [](const HandshakeRecord& of_rank) { return !of_rank.records; });
     first_without_recording_.reset();
     if (found != records->end()) {
       first_without_recording_ = static_cast<int32_t>(found - records->begin());

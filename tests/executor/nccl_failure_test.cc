@@ -570,6 +570,7 @@ TEST_F(NcclBindTest, NobodyRecordsIfOneRanksTensorsAreRefused) {
     EXPECT_FALSE(status.ok());
   }
   EXPECT_EQ(capturing_.recordings, 0);
+  EXPECT_EQ(world_->executor(0).binds(), 0);
   for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
   ExpectLaunchesFromNowOn();
 }
@@ -606,8 +607,64 @@ TEST_F(NcclBindTest, RecordingThatFailsOnTheWireFailsBindUntilConnect) {
   }
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
     EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
+    EXPECT_EQ(world_->executor(rank).binds(), 1);
   }
   ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclBindTest, DeadlineWhileRanksRecordEndsBind) {
+  fake_nccl_set_capture_delay(1'500'000);
+  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+         return world_->executor(rank).Bind(world_->tensors[rank],
+                                            milliseconds(600));
+       })) {
+    ExpectContains(status, "the tensors are bound, but not all ranks recorded");
+    ExpectContains(status, "did not end before the deadline");
+  }
+  EXPECT_EQ(capturing_.left_in_capture, 0);
+  fake_nccl_set_capture_delay(0);
+  ExpectWholeAfterConnect();
+}
+
+TEST_F(NcclBindTest, InterruptionWhileRanksRecordEndsBind) {
+  fake_nccl_set_capture_delay(50'000);
+  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
+    const ScopedInterruption interruption([&] {
+      return rank == 1 && capturing_.recordings == plan_.world_size()
+                 ? absl::CancelledError("the user's wish")
+                 : absl::OkStatus();
+    });
+    return Bind(rank);
+  });
+  for (const absl::Status& status : statuses) {
+    ExpectContains(status, "the user's wish");
+  }
+  EXPECT_TRUE(absl::IsCancelled(statuses[1])) << statuses[1];
+  EXPECT_EQ(capturing_.left_in_capture, 0);
+  fake_nccl_set_capture_delay(0);
+  ExpectWholeAfterConnect();
+}
+
+// Its links ended. The others' have not, and would wait for it in NCCL.
+TEST_F(NcclBindTest, NobodyRecordsWhileOneRankNeedsAConnect) {
+  const auto alone = world_->OnAllRanks([&](int32_t rank) {
+    return rank == 0 ? world_->executor(0).Connect(kShort) : absl::OkStatus();
+  });
+  EXPECT_FALSE(alone[0].ok());
+  // Their next call tells the others of that.
+  const auto missed = world_->OnAllRanks(
+      [&](int32_t rank) { return rank == 0 ? absl::OkStatus() : Bind(rank); });
+  for (int32_t rank = 1; rank < plan_.world_size(); ++rank) {
+    EXPECT_FALSE(missed[rank].ok());
+  }
+  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
+  EXPECT_EQ(capturing_.recordings, 0);
+  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
+    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kBound);
+  }
+  ConnectAll();
+  world_->ExpectEveryElementRight(plan_);
+  ExpectLaunchesFromNowOn();
 }
 
 TEST_F(NcclBindTest, BindThatOneRankCouldNotRecordLeavesTheGraphOut) {

@@ -313,8 +313,8 @@ class Executor {
   //
   // Bind again whenever tensors move. If the plan has direct rounds, all ranks
   // must do so together; else it is local to the rank. A refused Bind leaves
-  // the earlier one in place. If a rank or NCCL fails while a GPU's rounds are
-  // recorded, the tensors are bound, and the ranks torn until Connect.
+  // the earlier one in place. If a rank or NCCL fails while GPUs record, or the
+  // deadline passes, the tensors are bound, and the ranks torn until Connect.
   //
   // In direct rounds senders store into their receivers' tensors. If a sender
   // cannot map its receiver's memory, the receiver reads the sender's. Bind is
@@ -327,6 +327,10 @@ class Executor {
   absl::Status Bind(absl::Span<const BoundTensor> tensors,
                     std::chrono::nanoseconds timeout = std::chrono::minutes(10),
                     std::vector<PostHookPerformer> hooks = {});
+
+  // How many Binds took effect: one more also after a Bind that failed while
+  // ranks recorded.
+  uint64_t binds() const { return binds_; }
 
   // The ranks whose tensors this one reads in direct rounds, ascending: since
   // the plan pulls, or since they cannot map its tensors. Valid after Bind.
@@ -439,6 +443,7 @@ class Executor {
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
   uint64_t refits_ = 0;     // that succeeded
+  uint64_t binds_ = 0;      // that took effect
   uint64_t in_flight_ = 0;  // enqueued and not waited for
   Deadline deadline_;       // of the last Run
   bool checks_ = false;     // a refit in flight is checked

@@ -462,12 +462,18 @@ refit_status* refit_executor_connect(refit_executor* executor,
  *
  * Bind again when tensors move. The first bind is collective. Later ones are
  * collective if the plan has direct rounds, and local to the rank if it has
- * none. A refused bind leaves the earlier one in place. Errors:
+ * none. A refused bind leaves the earlier one in place. Errors of a refusal:
  * REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong dtype,
  * shape or size, memory that overlaps, a bitmap of changes where the plan takes
  * none, a post-hook that nobody does: all problems in one message),
  * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
- * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
+ * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED.
+ *
+ * Collective binds of GPUs end with a recording of the rounds as a graph. If a
+ * rank is lost meanwhile, NCCL fails or the deadline passes, the bind fails on
+ * all ranks, which are REFIT_STATE_TORN until connect, and these tensors are
+ * bound. So after any error keep their memory, and that of the bind before, in
+ * place until the next bind that succeeds. */
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);

@@ -35,8 +35,9 @@ struct HandshakeRecord {
   HandshakeStage stage = HandshakeStage::kConnect;
   bool ready = true;  // false: this rank cannot go on, so no rank does
   std::string why;    // that is; "": only its own error says it
-  // Of a Connect: whether this rank may record its rounds as a graph. Ranks may
-  // differ in it; if one does not, none does.
+  // Of a Connect: whether this rank may record its rounds as a graph. Of a
+  // Bind, as the transport fills it in: whether it can record without a
+  // Connect. Ranks may differ in it; if one does not, none does.
   bool records = true;
   uint32_t format_version = 0;
   uint32_t world_size = 0;
@@ -120,6 +121,10 @@ class Transport {
   virtual std::optional<int32_t> FirstWithoutRecording() const {
     return std::nullopt;
   }
+
+  // Whether no rank needed a Connect at the last Handshake of a Bind: the same
+  // on all ranks.
+  virtual bool IsWhole() const { return true; }
 
   // The Exchanges that follow, until EndRecording, are recorded on a capturing
   // stream. Between BeginRefit and EndRefit, or between AwaitOwnEnd and Wait:
