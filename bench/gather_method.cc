@@ -10,6 +10,7 @@
 #include "bench/pattern.h"
 #include "bench/repeated_calls.h"
 #include "bench/staged_messages.h"
+#include "bench/window_memory.h"
 #include "runner/world_rank.h"
 
 namespace refit {
@@ -52,6 +53,12 @@ class GatherMethod : public TransferMethod {
     }
   }
 
+  ~GatherMethod() override {
+    calls_.DropGraph();
+    if (window_ != nullptr) window_->Deregister(*gathering_);
+    gathering_ = nullptr;
+  }
+
   absl::Status Init(Transport& transport, const PlanFile& plan) {
     const std::vector<int32_t> everyone = AllRanks(plan);
     absl::Status status;
@@ -69,16 +76,24 @@ class GatherMethod : public TransferMethod {
       make(arrived_[half], device_.CreateEvent());
       make(gathered_[half], device_.CreateEvent());
     }
-    make(memory_, device_.Allocate(kHalves * half_bytes_));
+    const uint64_t size_bytes = kHalves * half_bytes_;
     if (!status.ok()) return status;
-    return IsSource() ? FillPattern(device_, stream_->get(), rank_,
-                                    memory_->data(), kHalves * half_bytes_)
-                      : FillZeroes(device_, stream_->get(), memory_->data(),
-                                   kHalves * half_bytes_);
+    if (options_.windows != nullptr && !IsSource()) {
+      make(window_, WindowMemory::Create(api_, *options_.windows, *gathering_,
+                                         size_bytes));
+    } else {
+      make(memory_, device_.Allocate(size_bytes));
+    }
+    if (!status.ok()) return status;
+    data_ = window_ != nullptr ? window_->data() : memory_->data();
+    return IsSource()
+               ? FillPattern(device_, stream_->get(), rank_, data_, size_bytes)
+               : FillZeroes(device_, stream_->get(), data_, size_bytes);
   }
 
   std::string name() const override {
-    return absl::StrCat("all-gather, ", options_.round_bytes >> 20, " MiB");
+    return absl::StrCat("all-gather, ", options_.round_bytes >> 20, " MiB",
+                        options_.windows != nullptr ? ", in windows" : "");
   }
   std::string remark() const override {
     return absl::StrCat(parts_.size(), " rounds, no packing",
@@ -100,7 +115,7 @@ class GatherMethod : public TransferMethod {
     for (size_t half = 0; half < std::min(kHalves, parts_.size()); ++half) {
       const uint64_t offset = half * half_bytes_;
       const absl::StatusOr<uint64_t> of_half =
-          CountWrongBytes(device_, stream_->get(), memory_->data() + offset,
+          CountWrongBytes(device_, stream_->get(), data_ + offset,
                           parts_[half] * receivers_, /*from=*/0, offset);
       if (!of_half.ok()) return of_half.status();
       wrong += *of_half;
@@ -120,7 +135,7 @@ class GatherMethod : public TransferMethod {
     }
     for (size_t r = 0; r < parts_.size() && status.ok(); ++r) {
       const size_t half = r % kHalves;
-      std::byte* const at = memory_->data() + half * half_bytes_;
+      std::byte* const at = data_ + half * half_bytes_;
       // The other ranks are done with what this one had there, too: they have
       // gathered it.
       if (!IsSource() && r >= kHalves) {
@@ -160,8 +175,11 @@ class GatherMethod : public TransferMethod {
   const nccl::Api& api_;
   const GatherOptions options_;
   uint64_t half_bytes_ = 0;
-  std::vector<uint64_t> parts_;           // of each receiver, in each round
-  std::unique_ptr<DeviceMemory> memory_;  // goes after what NCCL knows of it
+  std::vector<uint64_t> parts_;  // of each receiver, in each round
+  // Go after what NCCL knows of them.
+  std::unique_ptr<DeviceMemory> memory_;
+  std::unique_ptr<WindowMemory> window_;  // instead
+  std::byte* data_ = nullptr;             // of one of them
   std::unique_ptr<NcclCommunicator> sending_;
   std::unique_ptr<NcclCommunicator> gathering_;  // of the receivers; else null
   std::unique_ptr<DeviceStream> stream_;         // that gathers

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bench/transfer_methods.h"
+#include "bench/window_api.h"
 #include "executor/transport/nccl_api.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
@@ -18,6 +19,8 @@ namespace refit {
 struct GatherOptions {
   uint64_t round_bytes = 0;  // that each receiver has after a round
   bool graph = false;        // as one CUDA graph, as the executor does
+  // Not null: receivers gather in memory that all of them register.
+  const nccl::WindowApi* windows = nullptr;
 };
 
 // Why the plan's bytes cannot be sent so. It needs one source rank, all of

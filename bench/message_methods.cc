@@ -12,6 +12,7 @@
 #include "bench/pattern.h"
 #include "bench/repeated_calls.h"
 #include "bench/staged_messages.h"
+#include "bench/window_memory.h"
 #include "runner/world_rank.h"
 
 namespace refit {
@@ -49,14 +50,8 @@ class MessageMethod : public TransferMethod {
   }
   ~MessageMethod() override {
     calls_.DropGraph();
-    if (window_ != nullptr) {
-      // Nobody asks whether this works: the memory goes in any case.
-      Call("ncclCommWindowDeregister", [&](nccl::Comm comm) {
-        return windows_.CommWindowDeregister(comm, window_);
-      }).IgnoreError();
-    }
+    if (window_ != nullptr) window_->Deregister(*communicator_);
     communicator_ = nullptr;
-    if (memory_ == nullptr && outgoing_ != nullptr) windows_.MemFree(outgoing_);
   }
 
   absl::Status Init() {
@@ -119,23 +114,12 @@ class MessageMethod : public TransferMethod {
       memory_ = *std::move(memory);
       outgoing_ = memory_->data();
     } else {
-      void* data = nullptr;
-      absl::Status status =
-          nccl::StatusOf(api_, windows_.MemAlloc(&data, 2 * arena_bytes_),
-                         "ncclMemAlloc", nullptr);
-      if (!status.ok()) return status;
-      outgoing_ = static_cast<std::byte*>(data);
-      status = Call("ncclCommWindowRegister", [&](nccl::Comm comm) {
-        return windows_.CommWindowRegister(comm, data, 2 * arena_bytes_,
-                                           &window_,
-                                           nccl::WindowApi::kSymmetric);
-      });
-      if (!status.ok()) return status;
-      if (window_ == nullptr) {
-        return absl::UnimplementedError(
-            "NCCL registers no windows here: it needs memory that GPUs map "
-            "(NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE)");
-      }
+      absl::StatusOr<std::unique_ptr<WindowMemory>> window =
+          WindowMemory::Create(api_, windows_, *communicator_,
+                               2 * arena_bytes_);
+      if (!window.ok()) return window.status();
+      window_ = *std::move(window);
+      outgoing_ = window_->data();
     }
     incoming_ = outgoing_ + arena_bytes_;
     return absl::OkStatus();
@@ -236,8 +220,8 @@ class MessageMethod : public TransferMethod {
         if (!message.is_send || result != nccl::kSuccess) continue;
         result = windows_.PutSignal(
             outgoing_ + message.offset, message.size_bytes, nccl::kUint8,
-            message.peer, window_, arena_bytes_ + message.peer_offset, 0, 0, 0,
-            comm, stream);
+            message.peer, window_->window(), arena_bytes_ + message.peer_offset,
+            0, 0, 0, comm, stream);
       }
       const nccl::Result ended = api_.GroupEnd();
       return result == nccl::kSuccess ? ended : result;
@@ -275,7 +259,7 @@ class MessageMethod : public TransferMethod {
   std::unique_ptr<DeviceMemory> memory_;  // null: the arenas are NCCL's memory
   std::byte* outgoing_ = nullptr;
   std::byte* incoming_ = nullptr;
-  nccl::Window window_ = nullptr;
+  std::unique_ptr<WindowMemory> window_;
   std::unique_ptr<DeviceStream> stream_;
   std::vector<Operation> operations_;
   RepeatedCalls calls_;

@@ -43,7 +43,15 @@ absl::Status FindMessages(const PlanFile& plan, OtherMethods& found) {
       nccl::LoadWindowApi(found.nccl);
   if (!windows.ok()) return windows.status();
   found.windows = *windows;
-  return absl::OkStatus();
+  found.messages = windows->HasPutSignal();
+  return found.messages
+             ? absl::OkStatus()
+             : absl::UnimplementedError(absl::StrCat(
+                   "one-sided sends need NCCL 2.30 or later, and ",
+                   found.nccl.library, " (",
+                   nccl::VersionText(found.nccl.version),
+                   ") has no ncclPutSignal; REFIT_NCCL_LIBRARY may name "
+                   "another file"));
 }
 
 }  // namespace
@@ -64,6 +72,8 @@ absl::StatusOr<OtherMethods> FindOtherMethods(
     } else if (name == "gather") {
       status = CanGather(plan, found.nccl);
       found.gather = status.ok();
+      const auto windows = nccl::LoadWindowApi(found.nccl);
+      if (windows.ok()) found.windows = *windows;
     } else {
       status = absl::InvalidArgumentError(
           absl::StrCat("no method \"", name,

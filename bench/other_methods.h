@@ -22,8 +22,9 @@ struct OtherMethods {
   bool m2n_calls = false;   // "nccl_m2n"
   bool m2n_groups = false;  // "nccl_m2n_groups"
   std::vector<M2nTensor> m2n_tensors;
-  std::optional<nccl::WindowApi> windows;  // "messages"
+  bool messages = false;                   // "messages"
   bool gather = false;                     // "gather"
+  std::optional<nccl::WindowApi> windows;  // if NCCL has what these need
 };
 
 // `names`: "nccl_m2n", NVIDIA's NCCL M2N, tensor by tensor; "nccl_m2n_groups",

@@ -156,12 +156,19 @@ uint64_t FreeDeviceBytes() {
   return free_bytes;
 }
 
+// In plain memory, and in windows where NCCL has these.
+std::vector<const nccl::WindowApi*> GatherWindows(const OtherMethods& others) {
+  std::vector<const nccl::WindowApi*> all = {nullptr};
+  if (others.windows.has_value()) all.push_back(&*others.windows);
+  return all;
+}
+
 // One after the other, so that each has the memory to itself.
 absl::Status MeasureOthers(
     const PlanFile& plan, WorldRank& rank, const OtherMethods& others,
     const std::function<absl::Status(TransferMethod&)>& measure) {
   using Made = absl::StatusOr<std::unique_ptr<TransferMethod>>;
-  if (others.windows.has_value()) {
+  if (others.messages) {
     for (const bool graph : {false, true}) {
       for (const MessageWay way :
            {MessageWay::kSendRecv, MessageWay::kRegistered,
@@ -175,12 +182,17 @@ absl::Status MeasureOthers(
     }
   }
   if (others.gather) {
-    for (const uint64_t mebibytes : {48, 96, 192, 384}) {
-      const Made made =
-          MakeGatherMethod(plan, rank.transport(), rank.device(), others.nccl,
-                           {.round_bytes = mebibytes << 20, .graph = true});
-      if (!made.ok()) return made.status();
-      if (absl::Status s = measure(**made); !s.ok()) return s;
+    for (const nccl::WindowApi* const windows : GatherWindows(others)) {
+      for (const uint64_t mebibytes : {48, 96, 192, 384}) {
+        const Made made = MakeGatherMethod(
+            plan, rank.transport(), rank.device(), others.nccl,
+            {.round_bytes = mebibytes << 20,
+             // Launched as a graph, those in windows do not end.
+             .graph = windows == nullptr,
+             .windows = windows});
+        if (!made.ok()) return made.status();
+        if (absl::Status s = measure(**made); !s.ok()) return s;
+      }
     }
   }
   for (const bool groups : {false, true}) {

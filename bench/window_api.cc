@@ -17,15 +17,15 @@ absl::StatusOr<WindowApi> LoadWindowApi(const Api& api) {
   symbols.Find("ncclMemFree", windows.MemFree);
   symbols.Find("ncclCommWindowRegister", windows.CommWindowRegister);
   symbols.Find("ncclCommWindowDeregister", windows.CommWindowDeregister);
+  if (symbols.missing != nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("windows need NCCL 2.27 or later, and ", api.library, " (",
+                     VersionText(api.version), ") has no ", symbols.missing,
+                     "; REFIT_NCCL_LIBRARY may name another file"));
+  }
   symbols.Find("ncclPutSignal", windows.PutSignal);
   symbols.Find("ncclSignal", windows.Signal);
   symbols.Find("ncclWaitSignal", windows.WaitSignal);
-  if (symbols.missing != nullptr) {
-    return absl::UnimplementedError(absl::StrCat(
-        "one-sided sends need NCCL 2.30 or later, and ", api.library, " (",
-        VersionText(api.version), ") has no ", symbols.missing,
-        "; REFIT_NCCL_LIBRARY may name another file"));
-  }
   return windows;
 }
 

@@ -36,11 +36,16 @@ struct WindowApi {
   Result (*WaitSignal)(int count, AwaitedSignals* awaited, Comm comm,
                        CudaStream stream) = nullptr;
 
+  // What one-sided sends need beside windows, NCCL 2.30 or later.
+  bool HasPutSignal() const {
+    return PutSignal != nullptr && Signal != nullptr && WaitSignal != nullptr;
+  }
+
   static constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
 };
 
 // Those of the library that `api` is of. Error: kUnimplemented, with the first
-// function that it does not have.
+// function of windows that it does not have.
 absl::StatusOr<WindowApi> LoadWindowApi(const Api& api);
 
 }  // namespace refit::nccl

@@ -330,7 +330,7 @@ static int Main(int argc, char** argv) {
             "messages without packing, by NCCL's\nsend/recv, in windows, and "
             "by its one-sided sends. All need NCCL 2.30.5 or later.\n"
             "gather: what all destination ranks want alike, by NCCL's "
-            "all-gather",
+            "all-gather, and\nin windows with NCCL 2.27 or later",
             &against},
            {"--one-rank", "", "",
             "transfer: this process is one rank, as its launcher's variables "

@@ -56,7 +56,7 @@ TEST(WindowApiTest, NeedsALaterNccl) {
   nccl.version = 22809;
   nccl.library = FAKE_NCCL_LIBRARY;
   EXPECT_EQ(nccl::LoadWindowApi(nccl).status().ToString(),
-            "UNIMPLEMENTED: one-sided sends need NCCL 2.30 or later, "
+            "UNIMPLEMENTED: windows need NCCL 2.27 or later, "
             "and " FAKE_NCCL_LIBRARY
             " (2.28.9) has no ncclMemAlloc; "
             "REFIT_NCCL_LIBRARY may name another file");

@@ -41,7 +41,7 @@ def main():
                 ((direct, "--against", "messages"),
                  'the plan has no staged messages; "options": {"peer": "staged"} in the job makes some'),
                 ((staged, "--against", "messages"),
-                 f"one-sided sends need NCCL 2.30 or later, and {nccl} (2.28.9) has no ncclMemAlloc; "
+                 f"windows need NCCL 2.27 or later, and {nccl} (2.28.9) has no ncclMemAlloc; "
                  "REFIT_NCCL_LIBRARY may name another file"),
                 ((staged, "--against", "gather"),
                  "gather needs one source rank and several destination ranks, each on a GPU of its own"),
