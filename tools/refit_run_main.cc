@@ -282,10 +282,12 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
   if (!meeting.ok()) return WithLaunchers(meeting.status());
   rank = meeting->rank;
   if (meeting->world_size != plan.world_size()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
+    const auto status = absl::InvalidArgumentError(absl::StrFormat(
         "the launcher started %d processes, the plan has %d ranks; start one "
         "process per rank",
         meeting->world_size, plan.world_size()));
+    EndMeeting(status);
+    return status;
   }
   absl::StatusOr<std::shared_ptr<refit::Device>> device = DeviceOfRank(on_gpu);
   if (!device.ok()) {
@@ -390,33 +392,7 @@ static int Main(int argc, char** argv) {
   };
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
-  const bool gives_rate = std::find(args.flags.begin(), args.flags.end(),
-                                    "--change-rate") != args.flags.end();
-  if (gives_rate && !delta) {
-    return refit::Fail(tool, "--change-rate needs --delta");
-  }
-  double rate = 0;
-  if (!absl::SimpleAtod(change_rate, &rate) || !(rate >= 0 && rate <= 1)) {
-    return refit::Fail(tool, "--change-rate is " + change_rate +
-                                 "; wanted a number from 0 to 1");
-  }
-  if (delta && !(source_dir.empty() && destination_dir.empty())) {
-    return refit::Fail(tool,
-                       "--delta generates its data; give no --source-dir and "
-                       "--destination-dir beside it");
-  }
-  check |= delta;
-  const refit::SignalCleanup cleanup;
-  const bool nccl = transport == "nccl";
-  if (snapshot_on_host && !(delta && nccl)) {
-    return refit::Fail(tool,
-                       "--snapshot-on-host needs --delta and --transport nccl");
-  }
   const bool local = transport == "local";
-  if (!nccl && !local && transport != "ucx") {
-    return refit::Fail(
-        tool, "--transport is " + transport + "; wanted local, nccl or ucx");
-  }
   const auto fail = [&](const std::string& message) {
     const int status = refit::Fail(tool, message);
     if (!local && !ranks_in_process) {
@@ -424,6 +400,30 @@ static int Main(int argc, char** argv) {
     }
     return status;
   };
+  const bool gives_rate = std::find(args.flags.begin(), args.flags.end(),
+                                    "--change-rate") != args.flags.end();
+  if (gives_rate && !delta) {
+    return fail("--change-rate needs --delta");
+  }
+  double rate = 0;
+  if (!absl::SimpleAtod(change_rate, &rate) || !(rate >= 0 && rate <= 1)) {
+    return fail("--change-rate is " + change_rate +
+                "; wanted a number from 0 to 1");
+  }
+  if (delta && !(source_dir.empty() && destination_dir.empty())) {
+    return fail(
+        "--delta generates its data; give no --source-dir and "
+        "--destination-dir beside it");
+  }
+  check |= delta;
+  const refit::SignalCleanup cleanup;
+  const bool nccl = transport == "nccl";
+  if (snapshot_on_host && !(delta && nccl)) {
+    return fail("--snapshot-on-host needs --delta and --transport nccl");
+  }
+  if (!nccl && !local && transport != "ucx") {
+    return fail("--transport is " + transport + "; wanted local, nccl or ucx");
+  }
   if (ranks_in_process && local) {
     return fail("--ranks-in-process needs --transport nccl or ucx");
   }
