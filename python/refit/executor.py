@@ -214,7 +214,8 @@ class Executor:
         what is bound is kept alive, and is sent as it was.
 
         `check` compares digests of what all ranks hold after the refit, before post-hooks. It is the same on all ranks,
-        else all fail with FailedPrecondition, which names two that differ. A destination that does not hold what the source holds is DataLoss on all ranks, which names params and ranks.
+        else all fail with FailedPrecondition, which names two that differ. A destination that does not hold what the source
+        holds is DataLoss on all ranks, which names params and ranks.
         What a destination quantizes is compared as it arrives (`notices` says so).
 
         `dense`, on one rank or more, asks for a refit that sends all, of a plan with options.delta: ask whenever
