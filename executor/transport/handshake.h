@@ -18,6 +18,11 @@ namespace refit {
 
 // What all transports call the collective in which ranks compare records.
 inline constexpr std::string_view kHandshake = "handshake";
+// Not so before a checked refit: who left that out has missed a refit
+// (Transport::TakeMissedStep).
+inline std::string_view NameOf(HandshakeStage stage) {
+  return stage == HandshakeStage::kCheck ? "check" : kHandshake;
+}
 
 // As bytes for the other ranks (gathered_structs.h).
 void WriteFields(const HandshakeRecord& record, PayloadWriter& writer);

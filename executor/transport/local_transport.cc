@@ -110,7 +110,7 @@ absl::Status LocalTransport::Handshake(const HandshakeRecord& record,
     missed_ = step_ < fabric_.aborted_step ||
               (step_ == fabric_.aborted_step && !fabric_.aborted_in_handshake);
   }
-  return fabric_.Gather(step_, rank_, record, deadline, kHandshake);
+  return fabric_.Gather(step_, rank_, record, deadline, NameOf(record.stage));
 }
 
 absl::StatusOr<std::vector<std::string>> LocalTransport::ExchangeBytes(

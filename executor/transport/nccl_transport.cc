@@ -373,7 +373,7 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
   const bool binds = record.stage == HandshakeStage::kBind;
   if (binds) mine.records = supervisor_.phase() == RefitPhase::kIdle;
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), mine, kHandshake, deadline);
+      GatherStructs(control(), mine, NameOf(record.stage), deadline);
   if (!records.ok()) return records.status();
   const auto found = std::find_if(
       records->begin(), records->end(),

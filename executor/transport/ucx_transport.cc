@@ -290,7 +290,7 @@ absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
                                      Deadline deadline) {
   BeginStep(PurposeOf(record.stage));
   const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, kHandshake, deadline);
+      GatherStructs(control(), record, NameOf(record.stage), deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
 }
 

@@ -370,6 +370,40 @@ TEST_P(TransportConformance, RankThatAloneChecksARefitEndsItForAllAtOnce) {
   }
 }
 
+// Its Connect goes on to that of the others.
+TEST_P(TransportConformance, RankThatLeftOutACheckThatFailedMissedAStep) {
+  for (const bool differs : {false, true}) {
+    MakeWorld(3);
+    ConnectAll();
+    std::atomic<int> failed = 0;
+    OnAllRanks([&](int32_t rank) -> absl::Status {
+      HandshakeRecord record;
+      if (rank == 2) {
+        while (failed < 2) std::this_thread::yield();
+        EXPECT_FALSE(end(2).Connect(record, {}, Ample()).ok());
+        EXPECT_TRUE(end(2).TakeMissedStep()) << differs;
+        return absl::OkStatus();
+      }
+      absl::Status status;
+      if (rank == 1 && differs) {
+        // The other has come to its handshake by then.
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        status = end(1).BeginRefit(Ample(), false);
+        if (status.ok()) status = end(1).Wait();
+      } else {
+        record.stage = HandshakeStage::kCheck;
+        status = end(rank).Handshake(
+            record, differs ? Ample()
+                            : std::chrono::steady_clock::now() +
+                                  std::chrono::milliseconds(100));
+      }
+      EXPECT_FALSE(status.ok());
+      ++failed;
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST_P(TransportConformance, RankThatLeftARefitOutIsToldByItsNextCall) {
   MakeWorld(3);
   ConnectAll();
