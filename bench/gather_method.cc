@@ -11,6 +11,7 @@
 #include "bench/repeated_calls.h"
 #include "bench/staged_messages.h"
 #include "bench/window_memory.h"
+#include "executor/agreement.h"
 #include "runner/world_rank.h"
 
 namespace refit {
@@ -219,7 +220,13 @@ absl::StatusOr<std::unique_ptr<TransferMethod>> MakeGatherMethod(
   if (absl::Status s = device.MakeCurrent(); !s.ok()) return s;
   auto made =
       std::make_unique<GatherMethod>(plan, transport, device, api, options);
-  if (absl::Status s = made->Init(transport, plan); !s.ok()) return s;
+  const absl::Status status = made->Init(transport, plan);
+  // A receiver alone learns that NCCL registers no windows.
+  const absl::StatusOr<std::string> all =
+      ThroughRankZero(transport, MeasurementDeadline(),
+                      status.ok() ? absl::StatusOr<std::string>("") : status,
+                      [](absl::Span<const std::string>) { return ""; });
+  if (!all.ok()) return all.status();
   return made;
 }
 

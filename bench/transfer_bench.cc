@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -190,6 +191,13 @@ absl::Status MeasureOthers(
              // Launched as a graph, those in windows do not end.
              .graph = windows == nullptr,
              .windows = windows});
+        if (!made.ok() && windows != nullptr) {
+          if (rank.transport().rank() == 0) {
+            absl::FPrintF(stderr, "refit-bench: no all-gather in windows: %s\n",
+                          made.status().message());
+          }
+          break;
+        }
         if (!made.ok()) return made.status();
         if (absl::Status s = measure(**made); !s.ok()) return s;
       }
