@@ -282,12 +282,11 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
   if (!meeting.ok()) return WithLaunchers(meeting.status());
   rank = meeting->rank;
   if (meeting->world_size != plan.world_size()) {
-    const auto status = absl::InvalidArgumentError(absl::StrFormat(
+    // Mostly all ranks find that, so none waits to tell the others.
+    return absl::InvalidArgumentError(absl::StrFormat(
         "the launcher started %d processes, the plan has %d ranks; start one "
         "process per rank",
         meeting->world_size, plan.world_size()));
-    EndMeeting(status);
-    return status;
   }
   absl::StatusOr<std::shared_ptr<refit::Device>> device = DeviceOfRank(on_gpu);
   if (!device.ok()) {
