@@ -57,7 +57,6 @@ class GatherMethod : public TransferMethod {
   ~GatherMethod() override {
     calls_.DropGraph();
     if (window_ != nullptr) window_->Deregister(*gathering_);
-    gathering_ = nullptr;
   }
 
   absl::Status Init(Transport& transport, const PlanFile& plan) {
