@@ -8,15 +8,17 @@ cd "$(dirname "$0")/.."
 seconds=${1:-30}
 
 tests/install.sh clang
-cmake --preset fuzz >/dev/null
+# The fuzzers are part of the tree of preset asan, so that its libraries are compiled once for both.
+cmake --preset asan >/dev/null
 cmake --build --preset fuzz
+mkdir -p build/fuzz
 
 # fuzz FUZZER SEEDS…: what is new in the corpus stays in build/fuzz, and helps the next run.
 fuzz() {
   local name=$1 corpus=build/fuzz/corpus/$1
   shift
   mkdir -p "$corpus"
-  if ! "build/fuzz/bin/$name" -max_total_time="$seconds" -timeout=20 -artifact_prefix="build/fuzz/$name-" \
+  if ! "build/asan/bin/$name" -max_total_time="$seconds" -timeout=20 -artifact_prefix="build/fuzz/$name-" \
     "$corpus" "$@" >"build/fuzz/$name.log" 2>&1; then
     tail -40 "build/fuzz/$name.log"
     echo "$name failed: build/fuzz/$name.log; tests/README.md says how its input is replayed" >&2

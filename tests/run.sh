@@ -6,13 +6,13 @@
 #
 # parts: release, asan (with ubsan), tsan (the executor), dev: presets
 #        fuzz: 30 s of each fuzzer    wheels: built as a release ships them
-#        all: release wheels asan tsan fuzz, which CI runs
+#        all: release wheels asan fuzz tsan, which CI runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 parts=("$@")
 if [ ${#parts[@]} -eq 0 ]; then parts=(release); fi
-if [ "${parts[*]}" = all ]; then parts=(release wheels asan tsan fuzz); fi
+if [ "${parts[*]}" = all ]; then parts=(release wheels asan fuzz tsan); fi
 for part in "${parts[@]}"; do
   case "$part" in
     release | asan | tsan | dev | fuzz | wheels) ;;
@@ -23,21 +23,35 @@ for part in "${parts[@]}"; do
   esac
 done
 
-tests/install.sh
+tests/install.sh ccache
 tests/python_venv.sh
+# What an earlier run compiled from the same text, in whatever folder, is not compiled again. The sloppiness is what
+# ccache asks for where headers are precompiled.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
+export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 if command -v nvcc >/dev/null; then
   echo "CUDA: the CUDA parts are built; tests/gpu/run.sh runs their tests where GPUs are"
 else
   echo "CUDA: no nvcc here, the CUDA parts are left out"
 fi
+# torch, transformers and SGLang are downloaded while the release is built.
+frameworks=
+case " ${parts[*]} " in *" release "*)
+  tests/sglang_venv.sh &
+  frameworks=$!
+  ;;
+esac
 
 step() {
   times >build/times
   printf '== %s  (after %d s, %s of CPU)\n' "$*" "$SECONDS" "$(tail -1 build/times)"
 }
 
+# One test more than cores runs at a time, because many wait for a deadline most of their time.
+run_ctest() { ctest --preset "$1" -j"$(($(nproc) + 1))" "${@:2}"; }
+
 run_preset() {
-  local preset=$1 package=build/$1/python options=()
+  local preset=$1 options=()
   if [ "$preset" = release ]; then
     # The quickstart leaves CUDA out of this build folder.
     options=(-U REFIT_CUDA -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON -DREFIT_WARNINGS_AS_ERRORS=ON)
@@ -47,14 +61,23 @@ run_preset() {
   cmake --preset "$preset" "${options[@]}" >/dev/null
   cmake --build --preset "$preset"
   step "$preset: test"
-  ctest --preset "$preset" -j"$(nproc)"
-  if [ -d "$package" ] && tests/torch_venv.sh; then
-    step "$preset: test Python with torch"
-    PYTHONPATH=$PWD/$package PYTHONPYCACHEPREFIX=$PWD/build/pycache \
-      build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
+  if [ "$preset" != release ]; then
+    run_ctest "$preset"
+    return
   fi
-  if [ "$preset" = release ] && tests/sglang_venv.sh; then
-    step "$preset: SGLang's model classes"
+  local has_sglang=true
+  wait "$frameworks" || has_sglang=false
+  if [ -d build/release/python ] && tests/torch_venv.sh; then
+    # With torch the Python tests are those of ctest and more.
+    run_ctest release -E '^python$'
+    step "release: test Python with torch"
+    PYTHONPATH=$PWD/build/release/python PYTHONPYCACHEPREFIX=$PWD/build/pycache \
+      build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
+  else
+    run_ctest release
+  fi
+  if "$has_sglang"; then
+    step "release: SGLang's model classes"
     tests/frameworks/sglang.sh --case '*: tp2*'
   fi
 }
@@ -69,3 +92,4 @@ for part in "${parts[@]}"; do
   esac
 done
 step "all passed"
+ccache --show-stats

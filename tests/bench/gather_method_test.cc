@@ -93,10 +93,10 @@ class GatherMethodTest : public testing::Test {
   uint64_t sent_bytes_ = 0;
 };
 
-constexpr char kStaged[] = R"("peer": "staged")";
+constexpr char kStagedOptions[] = R"("peer": "staged")";
 
 TEST_F(GatherMethodTest, EveryReceiverHasAllBytes) {
-  const PlanFile plan = ReplicasPlan(kStaged);
+  const PlanFile plan = ReplicasPlan(kStagedOptions);
   ASSERT_EQ(CanGather(plan, FakeGathers()), absl::OkStatus());
   // Rounds of which the last is shorter, and one for all.
   for (const uint64_t round_bytes : {uint64_t{1} << 20, uint64_t{1} << 24}) {
@@ -110,7 +110,7 @@ TEST_F(GatherMethodTest, EveryReceiverHasAllBytes) {
 
 TEST_F(GatherMethodTest, CountsWrongBytes) {
   leaves_one_out_ = true;
-  EXPECT_GT(WrongBytes(ReplicasPlan(kStaged), {.round_bytes = 1 << 20}), 0u);
+  EXPECT_GT(WrongBytes(ReplicasPlan(kStagedOptions), {.round_bytes = 1 << 20}), 0u);
 }
 
 TEST_F(GatherMethodTest, PlansWithoutRelaysAreRefused) {
@@ -120,7 +120,7 @@ TEST_F(GatherMethodTest, PlansWithoutRelaysAreRefused) {
   };
   expect_refused(ReplicasPlan(R"("peer": "staged", "fan_out": "none")"));
   expect_refused(ReplicasPlan(""));
-  expect_refused(CompiledPlan(ReshardJob(2, 2, kStaged)));
+  expect_refused(CompiledPlan(ReshardJob(2, 2, kStagedOptions)));
 }
 
 }  // namespace

@@ -75,12 +75,12 @@ struct World {
   std::atomic<bool> fails = false;
 };
 World* world = nullptr;
-thread_local int me = 0;
+thread_local int this_rank = 0;
 
-// What rank `me` gets in call `i`, element by element.
+// What rank `this_rank` gets in call `i`, element by element.
 void Receive(size_t i) {
-  const Side& mine = world->calls[me][i].destination;
-  if (!mine.Has(me)) {
+  const Side& mine = world->calls[this_rank][i].destination;
+  if (!mine.Has(this_rank)) {
     EXPECT_EQ(mine.data, nullptr);
     return;
   }
@@ -97,7 +97,7 @@ void Receive(size_t i) {
       size_t stride = 1;
       bool holds = true;
       for (size_t d = mine.shape.size(); d-- > 0;) {
-        const size_t at = mine.Begin(me, d) + rest % mine.shape[d];
+        const size_t at = mine.Begin(this_rank, d) + rest % mine.shape[d];
         rest /= mine.shape[d];
         const size_t begin = theirs.Begin(sender, d);
         holds &= at >= begin && at < begin + theirs.shape[d];
@@ -115,9 +115,9 @@ void Receive(size_t i) {
 
 void ReceiveAll() {
   world->all.arrive_and_wait();
-  for (size_t i = 0; i < world->calls[me].size(); ++i) Receive(i);
+  for (size_t i = 0; i < world->calls[this_rank].size(); ++i) Receive(i);
   world->all.arrive_and_wait();
-  world->calls[me].clear();
+  world->calls[this_rank].clear();
 }
 
 m2n::Api FakeM2n() {
@@ -129,19 +129,19 @@ m2n::Api FakeM2n() {
   api.Finalize = [](m2n::Handle) { return nccl::kSuccess; };
   api.GetLastError = [] { return "what went wrong"; };
   api.GroupStart = [] {
-    world->in_group[me] = true;
-    ++world->groups[me];
+    world->in_group[this_rank] = true;
+    ++world->groups[this_rank];
     return nccl::kSuccess;
   };
   api.Reshard = [](m2n::Handle, nccl::Comm, const m2n::DistTensor* source,
                    const m2n::DistTensor* destination, nccl::CudaStream) {
-    world->calls[me].push_back({Side(*source), Side(*destination)});
+    world->calls[this_rank].push_back({Side(*source), Side(*destination)});
     if (world->fails) return nccl::kInvalidArgument;
-    if (!world->in_group[me]) ReceiveAll();
+    if (!world->in_group[this_rank]) ReceiveAll();
     return nccl::kSuccess;
   };
   api.GroupEnd = [] {
-    world->in_group[me] = false;
+    world->in_group[this_rank] = false;
     if (world->fails) return nccl::kInvalidArgument;
     ReceiveAll();
     return nccl::kSuccess;
@@ -189,7 +189,7 @@ class M2nMethodTest : public testing::Test {
     };
     EXPECT_TRUE(RunRankThreads(kRanks, [&](int32_t rank) {
                   fake_nccl_set_rank(rank);
-                  me = rank;
+                  this_rank = rank;
                   wrong[rank] = run(rank);
                 }).ok());
     return wrong;

@@ -23,7 +23,7 @@ constexpr char kMixtureOfExperts[] = R"({
   "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 64,
   "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
 
-std::string Job(const std::string& source, const std::string& destination) {
+std::string TensorsJob(const std::string& source, const std::string& destination) {
   return R"({"model": "config.json", "source": {"layout": "megatron")" +
          source + R"(}, "destination": {"layout": "vllm")" + destination + "}}";
 }
@@ -128,7 +128,7 @@ TEST(M2nTensorsTest, MovesWhatThePlanMoves) {
       {R"(, "tensor_parallel": 2, "data_parallel": 2)", R"(, "replicas": 3)"}};
   for (const auto& [source, destination] : jobs) {
     EXPECT_EQ(WrongAfterM2n(
-                  CompiledPlan(Job(source, destination), kMixtureOfExperts)),
+                  CompiledPlan(TensorsJob(source, destination), kMixtureOfExperts)),
               0u)
         << source << " to " << destination;
   }
@@ -138,7 +138,7 @@ TEST(M2nTensorsTest, MovesWhatThePlanMoves) {
 // Megatron keeps each group of heads together, vLLM all queries: a tensor of
 // M2N is one group.
 TEST(M2nTensorsTest, CutsWhatOneSideHoldsInPieces) {
-  const PlanFile plan = CompiledPlan(Job("", ""), kMixtureOfExperts);
+  const PlanFile plan = CompiledPlan(TensorsJob("", ""), kMixtureOfExperts);
   const auto tensors = M2nTensors(plan);
   ASSERT_TRUE(tensors.ok()) << tensors.status();
   // Of a layer 4 groups of queries, keys and values; the projection back, four

@@ -51,7 +51,7 @@ struct OneSided {
   std::atomic<bool> is_stuck = false;
 };
 OneSided* one_sided = nullptr;
-thread_local int me = 0;
+thread_local int own_rank = 0;
 
 nccl::Window WindowNumber() { return reinterpret_cast<nccl::Window>(1); }
 
@@ -71,7 +71,7 @@ bool Await(const std::function<bool()>& done) {
 
 // NCCL prepares one-sided sends on all ranks together.
 bool Join() {
-  if (std::exchange(one_sided->has_joined[me], true)) return true;
+  if (std::exchange(one_sided->has_joined[own_rank], true)) return true;
   ++one_sided->joined;
   return Await([] { return one_sided->joined == one_sided->ranks; });
 }
@@ -89,7 +89,7 @@ nccl::WindowApi FakeWindows() {
   api.CommWindowRegister = [](nccl::Comm, void* data, size_t,
                               nccl::Window* window, int flags) {
     EXPECT_EQ(flags, 1);
-    one_sided->windows[me] = static_cast<std::byte*>(data);
+    one_sided->windows[own_rank] = static_cast<std::byte*>(data);
     *window = WindowNumber();
     return nccl::kSuccess;
   };
@@ -99,49 +99,49 @@ nccl::WindowApi FakeWindows() {
   api.PutSignal = [](const void* data, size_t count, nccl::DataType, int peer,
                      nccl::Window, size_t offset, int, int, unsigned int,
                      nccl::Comm, nccl::CudaStream) {
-    const std::vector<uint64_t>& needed = one_sided->needed[me][peer];
-    const uint64_t put = one_sided->puts[me][peer];
-    if (one_sided->ready[peer][me] <
-        put / needed.size() * one_sided->rounds[me][peer] +
+    const std::vector<uint64_t>& needed = one_sided->needed[own_rank][peer];
+    const uint64_t put = one_sided->puts[own_rank][peer];
+    if (one_sided->ready[peer][own_rank] <
+        put / needed.size() * one_sided->rounds[own_rank][peer] +
             needed[put % needed.size()]) {
       ++one_sided->early_puts;
     }
     std::byte* const to = one_sided->windows[peer] + offset;
     std::memcpy(to, data, count);
     if (one_sided->corrupts) to[count - 1] ^= std::byte{1};
-    ++one_sided->puts[me][peer];
-    ++one_sided->signals[me][peer];
+    ++one_sided->puts[own_rank][peer];
+    ++one_sided->signals[own_rank][peer];
     return nccl::kSuccess;
   };
   api.Signal = [](int peer, int, int, unsigned int, nccl::Comm,
                   nccl::CudaStream) {
     if (!Join()) return nccl::kInternalError;
-    if (peer == me) {
-      ++one_sided->signals[me][peer];
+    if (peer == own_rank) {
+      ++one_sided->signals[own_rank][peer];
       return nccl::kSuccess;
     }
     // The round that had the same staging is over.
-    const std::vector<uint64_t>& needed = one_sided->needed[peer][me];
-    const uint64_t rounds = one_sided->rounds[peer][me];
-    const uint64_t round = one_sided->ready[me][peer] % rounds + 1;
-    const uint64_t over = one_sided->ready[me][peer] / rounds * needed.size() +
+    const std::vector<uint64_t>& needed = one_sided->needed[peer][own_rank];
+    const uint64_t rounds = one_sided->rounds[peer][own_rank];
+    const uint64_t round = one_sided->ready[own_rank][peer] % rounds + 1;
+    const uint64_t over = one_sided->ready[own_rank][peer] / rounds * needed.size() +
                           static_cast<uint64_t>(std::count_if(
                               needed.begin(), needed.end(), [&](uint64_t of) {
                                 return of + kSlots <= round;
                               }));
-    if (one_sided->puts[peer][me] < over) ++one_sided->early_signals;
-    ++one_sided->ready[me][peer];
-    ++one_sided->signals[me][peer];
+    if (one_sided->puts[peer][own_rank] < over) ++one_sided->early_signals;
+    ++one_sided->ready[own_rank][peer];
+    ++one_sided->signals[own_rank][peer];
     return nccl::kSuccess;
   };
   api.WaitSignal = [](int count, nccl::AwaitedSignals* awaited, nccl::Comm,
                       nccl::CudaStream) {
     if (!Join()) return nccl::kInternalError;
     for (int i = 0; i < count; ++i) {
-      uint64_t& wanted = one_sided->awaited[awaited[i].peer][me];
+      uint64_t& wanted = one_sided->awaited[awaited[i].peer][own_rank];
       wanted += static_cast<uint64_t>(awaited[i].count);
       const std::atomic<uint64_t>& signals =
-          one_sided->signals[awaited[i].peer][me];
+          one_sided->signals[awaited[i].peer][own_rank];
       if (!Await([&] { return signals >= wanted; })) {
         return nccl::kInternalError;
       }
@@ -185,7 +185,7 @@ class MessageMethodsTest : public testing::Test {
     const std::vector<int32_t> everyone = AllRanks(plan);
     const MethodBytes bytes = RunMethod(
         plan, {.times = 3,
-               .on_thread = [](int32_t rank) { me = rank; },
+               .on_thread = [](int32_t rank) { own_rank = rank; },
                .make =
                    [&](int32_t rank) {
                      return MakeMessageMethod(plan, *ends[rank], device, *api,

@@ -153,7 +153,7 @@ int64_t MostSentInARound(const PlanFile &plan) {
   return most;
 }
 
-uint64_t BodyOf(const PlanFile &plan) {
+uint64_t BodyDigestOf(const PlanFile &plan) {
   return plan.plan().body_digest()->low();
 }
 
@@ -165,8 +165,8 @@ TEST(FanOutTest, RoundsHaveMoreRelayedMessagesWhereThatIsFaster) {
   EXPECT_LT(SecondsOf(plan, 1e9, 1e8), SecondsOf(formula, 1e9, 1e8) * 0.9);
   EXPECT_GT(MostSentInARound(plan), MostSentInARound(formula));
   EXPECT_EQ(
-      BodyOf(formula),
-      BodyOf(OpenJob(FewRoundsJob(R"("operations_per_round": 32)"))));
+      BodyDigestOf(formula),
+      BodyDigestOf(OpenJob(FewRoundsJob(R"("operations_per_round": 32)"))));
 }
 
 // The estimates of relays between hosts, and of none, are within a factor of

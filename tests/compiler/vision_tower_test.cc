@@ -20,7 +20,7 @@ constexpr char kText[] = R"({"hidden_size": 4, "num_attention_heads": 4,
     "num_hidden_layers": 2, "intermediate_size": 8})";
 
 // A qwen3_vl; `more`: keys of its tower of two blocks.
-std::string Qwen3Vl(const std::string& more = "", int heads = 4,
+std::string Qwen3VlTower(const std::string& more = "", int heads = 4,
                     int intermediate = 6) {
   return absl::StrFormat(
       R"({"model_type": "qwen3_vl", "tie_word_embeddings": false,
@@ -49,7 +49,7 @@ std::string ReadErrors(const std::string& config) {
 }
 
 TEST(VisionTowerTest, TensorParallelismCutsTheLinearLayersOfVllmsTower) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   const Tensors hf = Under(Checkpoint(model), "model.visual.");
   const std::vector<Tensors> ranks =
       OnEngine(model, MakeSide(LayoutKind::kVllm, 2));
@@ -82,7 +82,7 @@ TEST(VisionTowerTest, TensorParallelismCutsTheLinearLayersOfVllmsTower) {
 }
 
 TEST(VisionTowerTest, InDataModeEachRankOfVllmHasTheWholeTower) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   SideSpec side = MakeSide(LayoutKind::kVllm, 2);
   side.mm_encoder_tp_mode = Given(EncoderCut::kData);
   const Tensors hf = Under(Checkpoint(model), "model.visual.");
@@ -92,7 +92,7 @@ TEST(VisionTowerTest, InDataModeEachRankOfVllmHasTheWholeTower) {
 }
 
 TEST(VisionTowerTest, EachStageOfVllmHasTheTower) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   const std::vector<Tensors> ranks =
       OnEngine(model, MakeSide(LayoutKind::kVllm, 1, 2));
   ASSERT_EQ(ranks.size(), 2u);
@@ -101,7 +101,7 @@ TEST(VisionTowerTest, EachStageOfVllmHasTheTower) {
 }
 
 TEST(VisionTowerTest, SglangCutsATowersPositionsAsAVocabulary) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   const Tensors hf = Under(Checkpoint(model), "model.visual.");
   const std::vector<Tensors> ranks =
       OnEngine(model, MakeSide(LayoutKind::kSglang, 2, 2));
@@ -120,7 +120,7 @@ TEST(VisionTowerTest, SglangCutsATowersPositionsAsAVocabulary) {
 }
 
 TEST(VisionTowerTest, SglangCutsATowerByItsAttentionRanks) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   const Tensors hf = Under(Checkpoint(model), "model.visual.");
   SideSpec side = MakeSide(LayoutKind::kSglang, 2);
   side.dp_attention = Given(int64_t{2});
@@ -134,7 +134,7 @@ TEST(VisionTowerTest, SglangCutsATowerByItsAttentionRanks) {
 }
 
 TEST(VisionTowerTest, AnExcludedPartOfATowerIsSkippedByName) {
-  Model model = ReadTinyTower(Qwen3Vl());
+  Model model = ReadTinyTower(Qwen3VlTower());
   const std::vector<Tensors> all =
       OnEngine(model, MakeSide(LayoutKind::kVllm, 2));
   OptionsSpec options;
@@ -154,7 +154,7 @@ TEST(VisionTowerTest, AnExcludedPartOfATowerIsSkippedByName) {
 }
 
 TEST(VisionTowerTest, FsdpCutsATowersRowsUnderTheCheckpointsNames) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   SideSpec side = MakeSide(LayoutKind::kFsdp);
   side.data_parallel.value = 3;
   const Tensors rank = LayOutAndExpand(model, side, fb::Side::kSource)[1];
@@ -225,7 +225,7 @@ std::string Llama4(const std::string& more = "") {
 // No framework builds a tower in a dtype of its own.
 TEST(VisionTowerTest, ATowerHasTheModelsDType) {
   const auto dtypes = [](const std::string& beside, const std::string& tower) {
-    std::string config = Qwen3Vl(tower);
+    std::string config = Qwen3VlTower(tower);
     config.insert(1, beside);
     const Model model = ReadTinyTower(config);
     return std::pair(model.params.front().dtype, model.params.back().dtype);
@@ -246,7 +246,7 @@ TEST(VisionTowerTest, ATowerHasTheModelsDType) {
 TEST(VisionTowerTest, ADTypeThatTheTowerAloneHasIsRefused) {
   for (const std::string key : {"dtype", "torch_dtype"}) {
     for (const std::string& config :
-         {Qwen3Vl(", \"" + key + R"(": "float32")"),
+         {Qwen3VlTower(", \"" + key + R"(": "float32")"),
           Llama4(R"(, "projector_output_dim": 4, ")" + key +
                  R"(": "float32")")}) {
       Diagnostics diagnostics;
@@ -521,7 +521,7 @@ TEST(VisionTowerTest, AModelWithoutATowerIsRefusedOne) {
       "vocab_size": 64, "num_hidden_layers": 2, "intermediate_size": 8})"),
       "source.vision is true, and no vision tower of this qwen3 is known; "
       "wanted \"vision\": false");
-  EXPECT_EQ(ReadErrors(Qwen3Vl("", /*heads=*/3)),
+  EXPECT_EQ(ReadErrors(Qwen3VlTower("", /*heads=*/3)),
             "num_heads 3 does not divide hidden_size 8");
 }
 
@@ -541,7 +541,7 @@ TEST(VisionTowerTest, ParametersWithoutAFamilyHaveNoTower) {
 }
 
 TEST(VisionTowerTest, SizesThatDoNotFitATowerAreRefused) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   const std::string wanted =
       " of the vision tower; wanted a divisor, or \"mm_encoder_tp_mode\": "
       "\"data\"\n";
@@ -549,14 +549,14 @@ TEST(VisionTowerTest, SizesThatDoNotFitATowerAreRefused) {
       LayOutErrors(model, MakeSide(LayoutKind::kVllm, 4)),
       "destination.tensor_parallel 4 does not divide 6 features" + wanted);
   const Model wide =
-      ReadTinyTower(Qwen3Vl("", /*heads=*/2, /*intermediate=*/8));
+      ReadTinyTower(Qwen3VlTower("", /*heads=*/2, /*intermediate=*/8));
   EXPECT_EQ(LayOutErrors(wide, MakeSide(LayoutKind::kVllm, 4)),
             "destination.tensor_parallel 4 does not divide 2 attention heads" +
                 wanted);
   SideSpec side = MakeSide(LayoutKind::kVllm, 4);
   side.mm_encoder_tp_mode = Given(EncoderCut::kData);
   EXPECT_EQ(LayOutErrors(wide, side), "");
-  for (const std::string& config : {Qwen3Vl(), Gemma3()}) {
+  for (const std::string& config : {Qwen3VlTower(), Gemma3()}) {
     EXPECT_EQ(
         LayOutErrors(ReadTinyModel(config), side),
         "destination.mm_encoder_tp_mode is of a vision tower, and this job "
@@ -565,7 +565,7 @@ TEST(VisionTowerTest, SizesThatDoNotFitATowerAreRefused) {
 }
 
 TEST(VisionTowerTest, LayoutsThatDoNotKnowATowerRefuseIt) {
-  const Model model = ReadTinyTower(Qwen3Vl());
+  const Model model = ReadTinyTower(Qwen3VlTower());
   EXPECT_EQ(
       LayOutErrors(model, MakeSide(LayoutKind::kFsdp, 2)),
       "destination.tensor_parallel 2 cannot place parameter "

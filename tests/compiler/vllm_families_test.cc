@@ -16,7 +16,7 @@ namespace {
 
 using namespace layout_testing;
 
-constexpr char kSizes[] = R"("hidden_size": 4, "num_attention_heads": 4,
+constexpr char kFamilySizes[] = R"("hidden_size": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 64)";
 
 // Layer 0 is a delta net of 2 key heads (1 row) and 4 value heads (2 rows),
@@ -29,7 +29,7 @@ std::string Qwen35(const std::string& model_type, const std::string& more) {
           "linear_key_head_dim": 1, "linear_value_head_dim": 2,
           "linear_conv_kernel_dim": 2%s},
           "vision_config": {"hidden_size": 8}})",
-      model_type, kSizes, more);
+      model_type, kFamilySizes, more);
 }
 
 std::vector<Tensors> OnVllm(const Model& model, int64_t tensor_parallel) {
@@ -99,7 +99,7 @@ TEST(VllmFamiliesTest, ANormOverAllHeadsIsCutByHeads) {
       R"({"model_type": "minimax_m2", %s, "num_hidden_layers": 1,
           "num_local_experts": 2, "intermediate_size": 4,
           "use_routing_bias": true})",
-      kSizes));
+      kFamilySizes));
   const Tensors hf = Under(Checkpoint(model), "model.layers.0.");
   const Tensors found = Under(OnVllm(model, 4)[3], "model.layers.0.");
   EXPECT_EQ(found.at("self_attn.q_norm.weight"),
@@ -317,7 +317,7 @@ TEST(VllmFamiliesTest, NormsAroundAnMlpAreWhole) {
   const Model model = ReadTinyModel(absl::StrFormat(
       R"({"model_type": "gemma3_text", %s, "num_hidden_layers": 1,
           "intermediate_size": 8})",
-      kSizes));
+      kFamilySizes));
   EXPECT_TRUE(model.architecture.tied);  // as the class, if no key says it
   const Tensors hf = Under(Checkpoint(model), "model.layers.0.");
   const Tensors found = Under(OnVllm(model, 2)[1], "model.layers.0.");
@@ -439,7 +439,7 @@ std::string Qwen3Vl(const std::string& model_type) {
           {%s, "num_hidden_layers": 1, "intermediate_size": 8,
            "num_experts": 2, "moe_intermediate_size": 4,
            "tie_word_embeddings": true}})",
-      model_type, kSizes);
+      model_type, kFamilySizes);
 }
 
 TEST(VllmFamiliesTest, Qwen3BesideAVisionTowerIsNamedAsItsClassNamesIt) {

@@ -12,13 +12,13 @@ namespace {
 
 using namespace layout_testing;
 
-struct Mesh {
+struct VllmMesh {
   int64_t tp = 1, pp = 1;
   bool ep = false;
   ExpertPlacement experts = {};
 };
 
-SideSpec SideOf(const Mesh& mesh) {
+SideSpec VllmSideOf(const VllmMesh& mesh) {
   SideSpec side = MakeSide(LayoutKind::kVllm, mesh.tp, mesh.pp);
   side.expert_parallel_enabled.value = mesh.ep;
   if (mesh.ep) side.experts = Given(mesh.experts);
@@ -26,10 +26,10 @@ SideSpec SideOf(const Mesh& mesh) {
 }
 
 // The unread copies of a rank: what a stage builds and never reads.
-std::vector<std::string> SkippedOf(const ModelSizes& sizes, const Mesh& mesh,
+std::vector<std::string> SkippedOf(const ModelSizes& sizes, const VllmMesh& mesh,
                                    size_t rank) {
   const std::vector<Tensors> ranks =
-      LayOutAndExpand(MakeModel(sizes), SideOf(mesh), fb::Side::kDestination);
+      LayOutAndExpand(MakeModel(sizes), VllmSideOf(mesh), fb::Side::kDestination);
   return SkippedTensors(ranks.at(rank));
 }
 
@@ -51,7 +51,7 @@ TEST(VllmLayoutTest, FragmentsFollowDistinctShapesNotLayersTimesExperts) {
   const Model model = MakeModel({.layers = 24, .experts = 64});
   BufferTable buffers;
   Diagnostics diagnostics;
-  const SideSpec side = SideOf({.tp = 4, .pp = 2, .ep = true});
+  const SideSpec side = VllmSideOf({.tp = 4, .pp = 2, .ep = true});
   LayOut({.model = model,
           .side = side,
           .which = fb::Side::kDestination,
@@ -74,7 +74,7 @@ TEST(VllmLayoutTest, ExpertsAtEvenStridesAreOneFragment) {
   std::vector<int64_t> table;
   for (int64_t p = 0; p < 16; ++p) table.push_back(p / 2);
   const SideSpec side =
-      SideOf({.tp = 2,
+      VllmSideOf({.tp = 2,
               .ep = true,
               .experts = {.kind = ExpertPlacement::Kind::kTable,
                           .physical_to_logical = {table}}});

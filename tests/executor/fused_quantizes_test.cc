@@ -26,7 +26,7 @@ namespace {
 
 using Random = std::mt19937_64;
 
-uint64_t Draw(Random& random, uint64_t least, uint64_t most) {
+uint64_t DrawBetween(Random& random, uint64_t least, uint64_t most) {
   return least + random() % (most - least + 1);
 }
 
@@ -34,13 +34,13 @@ uint64_t Draw(Random& random, uint64_t least, uint64_t most) {
 class RandomQuantize {
  public:
   explicit RandomQuantize(uint64_t seed) : random_(seed) {
-    op_.block_rows = static_cast<uint32_t>(1) << Draw(random_, 0, 2);
-    op_.block_columns = static_cast<uint32_t>(4) << Draw(random_, 0, 1);
-    op_.format = Draw(random_, 0, 1) == 0 ? fb::ScaleFormat::kFp32
+    op_.block_rows = static_cast<uint32_t>(1) << DrawBetween(random_, 0, 2);
+    op_.block_columns = static_cast<uint32_t>(4) << DrawBetween(random_, 0, 1);
+    op_.format = DrawBetween(random_, 0, 1) == 0 ? fb::ScaleFormat::kFp32
                                           : fb::ScaleFormat::kE8m0;
-    op_.rows = Draw(random_, 1, 14);
-    op_.columns = Draw(random_, 1, 40);
-    matrices_ = Draw(random_, 1, 4);
+    op_.rows = DrawBetween(random_, 1, 14);
+    op_.columns = DrawBetween(random_, 1, 40);
+    matrices_ = DrawBetween(random_, 1, 4);
     down_ = (op_.rows + op_.block_rows - 1) / op_.block_rows;
     across_ = (op_.columns + op_.block_columns - 1) / op_.block_columns;
     scale_dtype_ =
@@ -109,8 +109,8 @@ class RandomQuantize {
   std::vector<uint64_t> Cuts(uint64_t extent, uint64_t unit) {
     std::vector<uint64_t> cuts = {0};
     const uint64_t units = (extent + unit - 1) / unit;
-    if (units > 1 && Draw(random_, 0, 1) == 1) {
-      cuts.push_back(Draw(random_, 1, units - 1) * unit);
+    if (units > 1 && DrawBetween(random_, 0, 1) == 1) {
+      cuts.push_back(DrawBetween(random_, 1, units - 1) * unit);
     }
     cuts.push_back(extent);
     return cuts;
@@ -119,7 +119,7 @@ class RandomQuantize {
   // Each matrix is a tensor of the peer's, of rows that may have gaps.
   void AddPeer(uint32_t peer) {
     const uint64_t scale_bytes = DTypeBytes(scale_dtype_);
-    const uint64_t gap = Draw(random_, 0, 1) * op_.block_columns;
+    const uint64_t gap = DrawBetween(random_, 0, 1) * op_.block_columns;
     const uint64_t row = op_.columns + gap;
     const uint64_t scale_row = (across_ + gap / op_.block_columns);
     const uint64_t first = tensors_.size();
@@ -127,13 +127,13 @@ class RandomQuantize {
       Tensor(op_.rows * row);
       Tensor(down_ * scale_row * scale_bytes);
     }
-    const bool cuts_blocks = Draw(random_, 0, 7) == 0;
+    const bool cuts_blocks = DrawBetween(random_, 0, 7) == 0;
     const auto rows = Cuts(op_.rows, cuts_blocks ? 1 : op_.block_rows);
     const auto columns = Cuts(op_.columns, op_.block_columns);
     const auto matrices = Cuts(matrices_, 1);
     // Scales in as many copies, or in one.
-    const bool joins = Draw(random_, 0, 2) == 0;
-    const bool is_apart = Draw(random_, 0, 9) == 0;
+    const bool joins = DrawBetween(random_, 0, 2) == 0;
+    const bool is_apart = DrawBetween(random_, 0, 9) == 0;
     for (const uint64_t at : rows) {
       is_whole_ &= at % op_.block_rows == 0 || at == op_.rows;
     }
@@ -160,7 +160,7 @@ class RandomQuantize {
       DropLoopsOfOne(to);
       ASSERT_TRUE(AppendCopy(from, to, peer, batch));
     };
-    CopyBatch& batch = batches_[1 + Draw(random_, 0, 1)];
+    CopyBatch& batch = batches_[1 + DrawBetween(random_, 0, 1)];
     CopyBatch& of_scales =
         is_apart ? batches_[&batch == &batches_[1] ? 2 : 1] : batch;
     const bool all_scales = joins || cuts_blocks;
@@ -261,12 +261,12 @@ TEST(FusedQuantizesTest, ReadsOfSeveralTensorsKeepAllOperations) {
   EXPECT_EQ(fuse(false, true), std::vector<bool>({false, false}));
 }
 
-class World : public ExecutorWorld {
+class FusedWorld : public ExecutorWorld {
  public:
   // `device`: of all ranks; null: the world's.
-  explicit World(const PlanFile& plan, Device* device = nullptr,
+  explicit FusedWorld(const PlanFile& plan, Device* device = nullptr,
                  bool time_rounds = false)
-      : World(plan, device, time_rounds,
+      : FusedWorld(plan, device, time_rounds,
               std::make_shared<LocalFabric>(plan.world_size())) {}
 
   std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
@@ -299,7 +299,7 @@ class World : public ExecutorWorld {
   }
 
  private:
-  World(const PlanFile& plan, Device* device, bool time_rounds,
+  FusedWorld(const PlanFile& plan, Device* device, bool time_rounds,
         const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     ExecutorOptions options;
@@ -317,8 +317,8 @@ PlanFile RandomPlan(Random& random, const std::string& dtype) {
   const auto one_of = [&](std::vector<std::string> texts) {
     return texts[random() % texts.size()];
   };
-  const bool experts = Draw(random, 0, 1) == 1;
-  const bool colocated = Draw(random, 0, 2) == 0;
+  const bool experts = DrawBetween(random, 0, 1) == 1;
+  const bool colocated = DrawBetween(random, 0, 2) == 0;
   const std::string source =
       experts ? one_of({R"("expert_parallel": 4, "data_parallel": 4)",
                         R"("tensor_parallel": 2, "data_parallel": 2,
@@ -359,7 +359,7 @@ TEST(FusedQuantizesTest, RandomRefitsAreThoseThroughScratch) {
     Random random(seed);
     const PlanFile plan =
         RandomPlan(random, seed % 2 == 0 ? "fp8_e4m3_block128" : "mxfp8_e4m3");
-    World world(plan);
+    FusedWorld world(plan);
     world.Bind();
     ValueCheck check(plan);
     check.FillSources(world.tensors);
@@ -420,7 +420,7 @@ TEST(FusedQuantizesTest, StagedRoundsDoNotWaitForWhatIsNotLaunched) {
  "vocab_size": 40, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
  "model_type": "qwen3", "intermediate_size": 512})");
   CapturedEventsDevice device;
-  World world(plan, &device);
+  FusedWorld world(plan, &device);
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const RunCounters& first = world.executor(0).counters();
@@ -430,7 +430,7 @@ TEST(FusedQuantizesTest, StagedRoundsDoNotWaitForWhatIsNotLaunched) {
 }
 
 // Notes the batches that are enqueued and move something, in order.
-class NotingDevice : public HostDevice {
+class LaunchNotingDevice : public HostDevice {
  public:
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
@@ -438,7 +438,7 @@ class NotingDevice : public HostDevice {
     class Prepared : public PreparedCopies {
      public:
       Prepared(std::unique_ptr<PreparedCopies> copies,
-               absl::Span<const CopyBatch> batches, NotingDevice& device)
+               absl::Span<const CopyBatch> batches, LaunchNotingDevice& device)
           : copies_(std::move(copies)), device_(device) {
         for (const CopyBatch& batch : batches) {
           kinds_.push_back(batch.kind);
@@ -465,7 +465,7 @@ class NotingDevice : public HostDevice {
       const std::unique_ptr<PreparedCopies> copies_;
       std::vector<CopyKind> kinds_;
       std::vector<bool> is_empty_;
-      NotingDevice& device_;
+      LaunchNotingDevice& device_;
     };
     auto prepared = HostDevice::Prepare(table, batches);
     if (!prepared.ok()) return prepared.status();
@@ -495,8 +495,8 @@ TEST(FusedQuantizesTest, RoundsWithoutFencesBetweenThemAreOneLaunch) {
   const size_t rounds = plan.body().rounds()->size();
   ASSERT_GT(rounds, 3);
   for (const bool time_rounds : {false, true}) {
-    NotingDevice device;
-    World world(plan, &device, time_rounds);
+    LaunchNotingDevice device;
+    FusedWorld world(plan, &device, time_rounds);
     world.Bind();
     world.ExpectEveryElementRight(plan);
     EXPECT_EQ(device.launches.size(), time_rounds ? rounds : 1);

@@ -23,22 +23,22 @@
 namespace refit {
 namespace {
 
-constexpr std::chrono::seconds kTimeout(60);
+constexpr std::chrono::seconds kHookTimeout(60);
 constexpr int32_t kWorker = 2;  // the first destination rank of ReshardPlan
 
 using Performed = std::vector<std::pair<std::string, std::string>>;
 
-class World : public ExecutorWorld {
+class HookedWorld : public ExecutorWorld {
  public:
-  explicit World(const PlanFile& plan)
-      : World(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+  explicit HookedWorld(const PlanFile& plan)
+      : HookedWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
 
   // Binds all ranks, `hooks` on every destination's.
   std::vector<absl::Status> BindWith(
       const std::vector<PostHookPerformer>& hooks) {
     return OnAllRanks([&](int32_t rank) {
-      const absl::Status status = executor(rank).Connect(kTimeout);
-      return status.ok() ? executor(rank).Bind(tensors[rank], kTimeout, hooks)
+      const absl::Status status = executor(rank).Connect(kHookTimeout);
+      return status.ok() ? executor(rank).Bind(tensors[rank], kHookTimeout, hooks)
                          : status;
     });
   }
@@ -53,7 +53,7 @@ class World : public ExecutorWorld {
       }
     }
     RunOptions options;
-    options.timeout = kTimeout;
+    options.timeout = kHookTimeout;
     return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
   }
 
@@ -73,7 +73,7 @@ class World : public ExecutorWorld {
   }
 
  private:
-  World(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
+  HookedWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       AddRank(plan, *fabric->CreateTransport(rank));
@@ -100,7 +100,7 @@ TEST(PostHooksTest, ArithmeticOnesAreDoneOnceInEveryRefit) {
     SCOPED_TRACE(EnumText(mechanism));
     const PlanFile plan =
         PlanWith({"add-one"}, {.layers = 3, .mechanism = mechanism});
-    World world(plan);
+    HookedWorld world(plan);
     ExpectOk(world.BindWith({}));
     EXPECT_EQ(world.executor(kWorker).refits(), 0);
     for (uint64_t refit = 1; refit <= 3; ++refit) {
@@ -117,7 +117,7 @@ TEST(PostHooksTest, ArithmeticOnesAreDoneOnceInEveryRefit) {
 
 TEST(PostHooksTest, OnesOfATensorAreDoneInThePlansOrder) {
   const PlanFile plan = PlanWith({"add-one", "negative-exp"});
-  World world(plan);
+  HookedWorld world(plan);
   ExpectOk(world.BindWith({}));
   ExpectOk(world.RefitOf(1));
   EXPECT_EQ(world.Element(), -7.375f);  // -exp(2) = -7.389 in bf16
@@ -129,7 +129,7 @@ TEST(PostHooksTest, ARelayPassesOnWhatItWasSent) {
   builder.buffers[1].post_hooks = {"add-one"};
   for (size_t rank = 1; rank < 4; ++rank) builder.ranks[rank].buffers = {1};
   const PlanFile plan = builder.Open();
-  World world(plan);
+  HookedWorld world(plan);
   ExpectOk(world.BindWith({}));
   for (int refit = 0; refit < 20; ++refit) {
     for (BoundTensor& tensor : world.tensors[0]) {
@@ -137,7 +137,7 @@ TEST(PostHooksTest, ARelayPassesOnWhatItWasSent) {
                   Bf16FromFp32(std::bit_cast<uint32_t>(1.0f * refit)));
     }
     ExpectOk(world.OnAllRanks([&](int32_t rank) {
-      return world.Refit(rank, {.timeout = kTimeout, .addresses = {}});
+      return world.Refit(rank, {.timeout = kHookTimeout, .addresses = {}});
     }));
     for (int32_t rank = 1; rank < 4; ++rank) {
       EXPECT_EQ(world.Element(rank), refit + 1.0f) << rank;
@@ -147,7 +147,7 @@ TEST(PostHooksTest, ARelayPassesOnWhatItWasSent) {
 
 TEST(PostHooksTest, OneThatNobodyPerformsIsRefused) {
   const PlanFile plan = PlanWith({"derive-latent-projections"});
-  World world(plan);
+  HookedWorld world(plan);
   const std::vector<absl::Status> refused = world.BindWith({});
   EXPECT_EQ(refused[kWorker].code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(refused[kWorker].message(),
@@ -164,7 +164,7 @@ TEST(PostHooksTest, OneThatNobodyPerformsIsRefused) {
 
 TEST(PostHooksTest, AnArithmeticOneThatTheCallerNamesIsTheCallers) {
   const PlanFile plan = PlanWith({"add-one"});
-  World world(plan);
+  HookedWorld world(plan);
   ExpectOk(world.BindWith({{.name = "add-one", .perform = nullptr}}));
   ExpectOk(world.RefitOf(4));
   EXPECT_EQ(world.Element(), 4);
@@ -174,7 +174,7 @@ TEST(PostHooksTest, AnArithmeticOneThatTheCallerNamesIsTheCallers) {
 
 TEST(PostHooksTest, TheExecutorsMayNotFollowTheCallers) {
   const PlanFile plan = PlanWith({"add-one", "negative-exp"});
-  World world(plan);
+  HookedWorld world(plan);
   EXPECT_EQ(world.BindWith({{.name = "add-one", .perform = nullptr}})[kWorker]
                 .message(),
             "rank 2 cannot bind, 1 problem\n"
@@ -187,7 +187,7 @@ TEST(PostHooksTest, TheExecutorsMayNotFollowTheCallers) {
 TEST(PostHooksTest, ATensorThatIsWrittenInPartIsNotChangedAgainAndAgain) {
   const PlanFile plan = PlanWith(
       {"add-one"}, {.padding = 3, .padding_kind = fb::RegionKind::kSkip});
-  World world(plan);
+  HookedWorld world(plan);
   EXPECT_EQ(
       world.BindWith({})[kWorker].message(),
       "rank 2 cannot bind, 1 problem\n"
@@ -201,14 +201,14 @@ TEST(PostHooksTest, ADtypeThatNoDeviceComputesWithIsTheCallers) {
   const PlanFile plan = PlanWith(
       {"add-one"},
       {.source_dtype = DType::kInt32, .destination_dtype = DType::kInt32});
-  World world(plan);
+  HookedWorld world(plan);
   EXPECT_NE(world.BindWith({})[kWorker].message().find("not performed: "),
             std::string::npos);
 }
 
 TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
   const PlanFile plan = PlanWith({"add-one", "publish", "count"});
-  World world(plan);
+  HookedWorld world(plan);
   Performed performed;
   float seen = 0;
   const auto note = [&](const TensorPostHook& hook, const BoundTensor& tensor) {
@@ -219,11 +219,11 @@ TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
   };
   // On one rank; the other's only counts as performed.
   ExpectOk(world.OnAllRanks([&](int32_t rank) {
-    const absl::Status status = world.executor(rank).Connect(kTimeout);
+    const absl::Status status = world.executor(rank).Connect(kHookTimeout);
     if (!status.ok()) return status;
     using Function = decltype(PostHookPerformer::perform);
     const Function perform = rank == kWorker ? Function(note) : nullptr;
-    return world.executor(rank).Bind(world.tensors[rank], kTimeout,
+    return world.executor(rank).Bind(world.tensors[rank], kHookTimeout,
                                      {{.name = "count", .perform = perform},
                                       {.name = "publish", .perform = perform}});
   }));
@@ -240,7 +240,7 @@ TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
 
 TEST(PostHooksTest, AFunctionThatFailsFailsTheRefitOnAllRanks) {
   const PlanFile plan = PlanWith({"add-one", "publish"});
-  World world(plan);
+  HookedWorld world(plan);
   bool fails = true;
   ExpectOk(world.BindWith(
       {{.name = "publish",
@@ -272,7 +272,7 @@ TEST(PostHooksTest, AFunctionThatFailsFailsTheRefitOnAllRanks) {
 
 TEST(PostHooksTest, AFunctionThatThrowsFailsTheRefitOnAllRanks) {
   const PlanFile plan = PlanWith({"publish"});
-  World world(plan);
+  HookedWorld world(plan);
   bool throws = true;
   ExpectOk(world.BindWith(
       {{.name = "publish",
@@ -303,7 +303,7 @@ TEST(PostHooksTest, AFunctionThatThrowsFailsTheRefitOnAllRanks) {
 // What a refit that broke off left of its hooks is written over by the next.
 TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
   const PlanFile plan = PlanWith({"add-one"});
-  World world(plan);
+  HookedWorld world(plan);
   ExpectOk(world.BindWith({}));
   ExpectOk(world.RefitOf(1));
   // The other source writes its rows before it hears of it, or does not.
@@ -311,7 +311,7 @@ TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
   const std::vector<absl::Status> statuses =
       world.OnAllRanks([&](int32_t rank) {
         RunOptions options;
-        options.timeout = kTimeout;
+        options.timeout = kHookTimeout;
         if (rank == 0) options.addresses = moved;
         return world.Refit(rank, options);
       });
@@ -325,7 +325,7 @@ TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
 
 TEST(PostHooksTest, TwoRefitsInFlightCountAsTwo) {
   const PlanFile plan = PlanWith({"add-one"});
-  World world(plan);
+  HookedWorld world(plan);
   ExpectOk(world.BindWith({}));
   ExpectOk(world.OnAllRanks([&](int32_t rank) {
     absl::Status status = world.executor(rank).Run(nullptr, {});

@@ -68,10 +68,10 @@ class UnreadableDevice : public HostDevice {
   }
 };
 
-class World : public ExecutorWorld {
+class QuantizedWorld : public ExecutorWorld {
  public:
-  World(const PlanFile& plan, HostDevice& device, int32_t disturbed)
-      : World(plan, device, disturbed,
+  QuantizedWorld(const PlanFile& plan, HostDevice& device, int32_t disturbed)
+      : QuantizedWorld(plan, device, disturbed,
               std::make_shared<LocalFabric>(plan.world_size())) {}
 
   BoundTensor& tensor(int32_t rank, const std::string& name) {
@@ -83,7 +83,7 @@ class World : public ExecutorWorld {
   }
 
  private:
-  World(const PlanFile& plan, HostDevice& device, int32_t disturbed,
+  QuantizedWorld(const PlanFile& plan, HostDevice& device, int32_t disturbed,
         const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -100,7 +100,7 @@ TEST(QuantizedCheckTest, WhatIsQuantizedIsComparedWhereBothSidesHoldIt) {
     const PlanFile plan = WindowsPlan(std::string(R"("scratch_bytes": 150000,
         "peer": ")") + peer + "\"");
     DisturbedDevice device;
-    World world(plan, device, kWorker);
+    QuantizedWorld world(plan, device, kWorker);
     world.Bind();
     world.ExpectCheckedRefitsRight(plan);
     // Attention is quantized at the source, the MLP at the destination.
@@ -124,7 +124,7 @@ TEST(QuantizedCheckTest, OneBitOfAQuantizedValueAndOfAScaleIsSeen) {
             "model.layers.0.self_attn.o_proj.weight_scale_inv"},
            {"model.norm.weight", "model.norm.weight"}}) {
     DisturbedDevice device;
-    World world(plan, device, kWorker);
+    QuantizedWorld world(plan, device, kWorker);
     world.Bind();
     ValueCheck(plan).FillSources(world.tensors);
     BoundTensor& disturbed = world.tensor(kWorker, tensor);
@@ -156,7 +156,7 @@ TEST(QuantizedCheckTest, ARankThatCannotReadItsDigestsEndsTheCheckOnAll) {
   const PlanFile plan = WindowsPlan(R"("scratch_bytes": 150000)");
   for (const int32_t unreadable : {0, kWorker}) {
     UnreadableDevice device;
-    World world(plan, device, unreadable);
+    QuantizedWorld world(plan, device, unreadable);
     world.Bind();
     ValueCheck(plan).FillSources(world.tensors);
     const std::vector<absl::Status> statuses = world.CheckedRefit();

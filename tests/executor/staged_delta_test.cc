@@ -79,7 +79,7 @@ PlanFile RowsPlan(uint64_t rows) {
 }
 
 // That of the source's tensor, or the destination's.
-const BoundTensor& TensorOf(DeltaWorld& world, int32_t rank,
+const BoundTensor& StagedTensorOf(DeltaWorld& world, int32_t rank,
                             const std::string& name) {
   for (const BoundTensor& tensor : world.tensors[rank]) {
     if (tensor.name == name) return tensor;
@@ -94,7 +94,7 @@ uint64_t ElementsOf(const BoundTensor& tensor) {
 
 // Changes every `nth` element of the source.
 void Change(DeltaWorld& world, uint64_t nth) {
-  const BoundTensor& tensor = TensorOf(world, 0, "w");
+  const BoundTensor& tensor = StagedTensorOf(world, 0, "w");
   auto* const values = static_cast<uint16_t*>(tensor.data);
   for (uint64_t i = 0; i < ElementsOf(tensor); i += nth) values[i] ^= 1;
 }
@@ -102,7 +102,7 @@ void Change(DeltaWorld& world, uint64_t nth) {
 // The source's worker marks elements of a tensor: every `nth`, from `first` on.
 void Mark(DeltaWorld& world, const std::string& name, uint64_t nth,
           uint64_t first = 0) {
-  const BoundTensor& tensor = TensorOf(world, 0, name);
+  const BoundTensor& tensor = StagedTensorOf(world, 0, name);
   const uint64_t elements = ElementsOf(tensor);
   for (uint64_t i = first; i < elements; i += nth) {
     tensor.changes[i / 32] |= uint32_t{1} << i % 32;
@@ -110,7 +110,7 @@ void Mark(DeltaWorld& world, const std::string& name, uint64_t nth,
 }
 
 bool IsMarked(DeltaWorld& world, const std::string& name) {
-  const BoundTensor& tensor = TensorOf(world, 0, name);
+  const BoundTensor& tensor = StagedTensorOf(world, 0, name);
   const uint64_t elements = ElementsOf(tensor);
   return std::any_of(tensor.changes, tensor.changes + (elements + 31) / 32,
                      [](uint32_t word) { return word != 0; });
@@ -123,8 +123,8 @@ void TakeBitmap(DeltaWorld& world, const std::string& name) {
   }
 }
 
-void Fill(DeltaWorld& world) {
-  const BoundTensor& tensor = TensorOf(world, 0, "w");
+void FillWorld(DeltaWorld& world) {
+  const BoundTensor& tensor = StagedTensorOf(world, 0, "w");
   auto* const values = static_cast<uint16_t*>(tensor.data);
   for (uint64_t i = 0; i < ElementsOf(tensor); ++i) {
     values[i] = static_cast<uint16_t>(0x3f00 + i % 97);
@@ -133,14 +133,14 @@ void Fill(DeltaWorld& world) {
 
 // The first refit, which is dense.
 absl::Status Begin(DeltaWorld& world) {
-  Fill(world);
+  FillWorld(world);
   absl::Status status = world.Start();
   return status.ok() ? world.Refit() : status;
 }
 
 bool IsEqual(DeltaWorld& world) {
-  const BoundTensor& sent = TensorOf(world, 0, "w");
-  return std::memcmp(sent.data, TensorOf(world, 1, "w").data,
+  const BoundTensor& sent = StagedTensorOf(world, 0, "w");
+  return std::memcmp(sent.data, StagedTensorOf(world, 1, "w").data,
                      sent.size_bytes) == 0;
 }
 
@@ -199,7 +199,7 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
-  auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
+  auto* const other = static_cast<uint16_t*>(StagedTensorOf(world, 0, "other").data);
   for (int i = 0; i < 128; ++i) other[i] = static_cast<uint16_t>(0x4000 + i);
   ASSERT_TRUE(world.Refit().ok());
   const DeltaReport& report = world.report();
@@ -209,7 +209,7 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   EXPECT_EQ(report.elements, kElements);
   EXPECT_TRUE(IsEqual(world));
   const auto* const received =
-      static_cast<const uint32_t*>(TensorOf(world, 1, "other").data);
+      static_cast<const uint32_t*>(StagedTensorOf(world, 1, "other").data);
   for (uint32_t i = 0; i < 128; ++i) {
     EXPECT_EQ(received[i], (0x4000 + i) << 16) << i;
   }
@@ -230,9 +230,9 @@ TEST(StagedDeltaTest, WhatTheSourceCastsIsComparedAsItIsSent) {
     "topology": {"gpus_per_host": 1},
     "options": {"delta": {"dense_every": 0}}})job");
   DeltaWorld world(plan);
-  auto* const held = static_cast<uint32_t*>(TensorOf(world, 0, "w").data);
+  auto* const held = static_cast<uint32_t*>(StagedTensorOf(world, 0, "w").data);
   const auto* const received =
-      static_cast<const uint16_t*>(TensorOf(world, 1, "w").data);
+      static_cast<const uint16_t*>(StagedTensorOf(world, 1, "w").data);
   // None is half way between two of bf16.
   for (uint32_t i = 0; i < kElements; ++i) held[i] = 0x3f800002 + (i << 3);
   ASSERT_TRUE(world.Start().ok());
@@ -264,14 +264,14 @@ TEST(StagedDeltaTest, CopiesOfAMessageMayStandInAnyOrder) {
   const PlanFile plan = OpenSpec(spec);
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
-  auto* const other = static_cast<uint16_t*>(TensorOf(world, 0, "other").data);
+  auto* const other = static_cast<uint16_t*>(StagedTensorOf(world, 0, "other").data);
   for (uint64_t refit = 0; refit < 3; ++refit) {
     Change(world, 1000 + refit);
     other[5] ^= 0x11;
     ASSERT_TRUE(world.Refit().ok());
     EXPECT_EQ(world.report().rung, 128);
     EXPECT_TRUE(IsEqual(world));
-    EXPECT_EQ(static_cast<const uint16_t*>(TensorOf(world, 1, "other").data)[5],
+    EXPECT_EQ(static_cast<const uint16_t*>(StagedTensorOf(world, 1, "other").data)[5],
               other[5]);
   }
 }
@@ -289,7 +289,7 @@ TEST(StagedDeltaTest, MessagesThatAreStagedBetweenWordsAreRefused) {
   }
   const PlanFile plan = OpenSpec(spec);
   DeltaWorld world(plan);
-  Fill(world);
+  FillWorld(world);
   const absl::Status status = world.Start();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
   EXPECT_NE(status.message().find("a message is staged at byte 2, no multiple "
@@ -317,7 +317,7 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
-  const BoundTensor& other = TensorOf(world, 0, "other");
+  const BoundTensor& other = StagedTensorOf(world, 0, "other");
   std::memset(other.data, 0x31, other.size_bytes);
   ASSERT_TRUE(world.Refit().ok());
   const DeltaReport& report = world.report();
@@ -325,7 +325,7 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
   EXPECT_EQ(report.stored_bytes, 8 + 512 * 3 + 512 + 256);
   EXPECT_EQ(report.elements, kElements);
   EXPECT_TRUE(IsEqual(world));
-  EXPECT_EQ(std::memcmp(TensorOf(world, 2, "other").data, other.data, 256), 0);
+  EXPECT_EQ(std::memcmp(StagedTensorOf(world, 2, "other").data, other.data, 256), 0);
 }
 
 TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
@@ -333,7 +333,7 @@ TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
   Change(world, 1024);
-  static_cast<uint8_t*>(TensorOf(world, 0, "other").data)[7] ^= 1;
+  static_cast<uint8_t*>(StagedTensorOf(world, 0, "other").data)[7] ^= 1;
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_EQ(world.report().elements, kElements + 128);
   EXPECT_EQ(world.report().changed_elements, 64 + 1);
@@ -345,7 +345,7 @@ TEST(StagedDeltaTest, AWrongBitAtTheReceiverFailsTheRefitOnAllRanks) {
   const PlanFile plan = HostsPlan();
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
-  static_cast<uint16_t*>(TensorOf(world, 1, "w").data)[12345] ^= 2;
+  static_cast<uint16_t*>(StagedTensorOf(world, 1, "w").data)[12345] ^= 2;
   Change(world, 1000);
   for (const absl::Status& status : world.Refits()) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
@@ -477,8 +477,8 @@ TEST(StagedDeltaTest, ATensorWithoutBitmapIsSentAlways) {
   world.GiveBitmaps(0);
   TakeBitmap(world, "other");
   ASSERT_TRUE(Begin(world).ok());
-  const BoundTensor& other = TensorOf(world, 0, "other");
-  const BoundTensor& received = TensorOf(world, 1, "other");
+  const BoundTensor& other = StagedTensorOf(world, 0, "other");
+  const BoundTensor& received = StagedTensorOf(world, 1, "other");
   const struct {
     uint64_t nth;
     uint32_t rung;
@@ -524,9 +524,9 @@ TEST(StagedDeltaTest, WhatTheSourceCastsIsSentWhereItIsMarked) {
     "options": {"delta": {"dense_every": 0, "changes": "bitmap"}}})job");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  auto* const held = static_cast<uint32_t*>(TensorOf(world, 0, "w").data);
+  auto* const held = static_cast<uint32_t*>(StagedTensorOf(world, 0, "w").data);
   const auto* const received =
-      static_cast<const uint16_t*>(TensorOf(world, 1, "w").data);
+      static_cast<const uint16_t*>(StagedTensorOf(world, 1, "w").data);
   for (uint32_t i = 0; i < kElements; ++i) held[i] = 0x3f800002 + (i << 3);
   ASSERT_TRUE(world.Start().ok());
   ASSERT_TRUE(world.Refit().ok());
@@ -901,11 +901,11 @@ TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
     std::vector<LazyDevice> devices(8);
     const auto world = NcclDeltaWorld(plan, devices);
     const auto at = [&](int32_t rank, const char* name) {
-      return static_cast<uint16_t*>(TensorOf(*world, rank, name).data);
+      return static_cast<uint16_t*>(StagedTensorOf(*world, rank, name).data);
     };
     const auto fill = [&](uint16_t seed) {
       for (int32_t rank = 0; rank < 2; ++rank) {
-        const BoundTensor& tensor = TensorOf(*world, rank, "w");
+        const BoundTensor& tensor = StagedTensorOf(*world, rank, "w");
         uint16_t* const values = at(rank, "w");
         for (uint64_t i = 0; i < tensor.size_bytes / 2; ++i) {
           if (seed == 0 || i % 11 == seed) {

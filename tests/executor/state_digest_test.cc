@@ -20,16 +20,16 @@
 namespace refit {
 namespace {
 
-constexpr std::chrono::seconds kTimeout(60);
+constexpr std::chrono::seconds kDigestTimeout(60);
 constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
 
-class World : public ExecutorWorld {
+class DigestWorld : public ExecutorWorld {
  public:
-  explicit World(const PlanFile& plan)
-      : World(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+  explicit DigestWorld(const PlanFile& plan)
+      : DigestWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
 
  private:
-  World(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
+  DigestWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       AddRank(plan, *fabric->CreateTransport(rank));
@@ -47,7 +47,7 @@ std::vector<int32_t> Side(const PlanFile& plan, fb::Side side) {
   return ranks;
 }
 
-Digests Sum(World& world, const std::vector<int32_t>& ranks) {
+Digests Sum(DigestWorld& world, const std::vector<int32_t>& ranks) {
   Digests sum;
   for (const int32_t rank : ranks) {
     const auto digests = world.executor(rank).Digest(nullptr, {.among = ranks});
@@ -61,7 +61,7 @@ Digests Sum(World& world, const std::vector<int32_t>& ranks) {
 
 // By the formula, from the params' bytes as the fragments of all `ranks` place
 // them.
-Digests Expected(const PlanFile& plan, const World& world,
+Digests Expected(const PlanFile& plan, const DigestWorld& world,
                  const std::vector<int32_t>& ranks) {
   std::map<std::pair<std::string, DType>, std::map<uint64_t, uint64_t>> bits;
   const fb::Body& body = plan.body();
@@ -136,7 +136,7 @@ std::vector<PlanBuilder> CopyingPlans() {
 TEST(StateDigestTest, SidesAndTheFormulaGiveTheSameDigests) {
   for (const PlanBuilder& builder : CopyingPlans()) {
     const PlanFile plan = builder.Open();
-    World world(plan);
+    DigestWorld world(plan);
     world.Bind();
     world.ExpectEveryElementRight(plan);
     const std::vector<int32_t> source = Side(plan, fb::Side::kSource);
@@ -151,7 +151,7 @@ TEST(StateDigestTest, SidesAndTheFormulaGiveTheSameDigests) {
 // A rank alone counts all it holds; among a side, replicas count once.
 TEST(StateDigestTest, ReplicasCountWhatNoLowerRankHolds) {
   const PlanFile plan = RelayPlan({.replicas = 3}).Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const Digests one = Sum(world, {1});
@@ -167,7 +167,7 @@ TEST(StateDigestTest, ReplicasCountWhatAHookChangedOnTheLowest) {
   builder.buffers[1].post_hooks = {"add-one"};
   builder.ranks[1].buffers = {1};
   const PlanFile plan = builder.Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   ValueCheck(plan).FillSources(world.tensors);
   for (const absl::Status& status : world.CheckedRefit()) {
@@ -179,7 +179,7 @@ TEST(StateDigestTest, ReplicasCountWhatAHookChangedOnTheLowest) {
 
 TEST(StateDigestTest, EveryFlippedBitIsSeenInItsParamAlone) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const std::vector<int32_t> ranks = Side(plan, fb::Side::kDestination);
@@ -207,7 +207,7 @@ TEST(StateDigestTest, EveryFlippedBitIsSeenInItsParamAlone) {
 
 TEST(StateDigestTest, WhoAsksInVainIsTold) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  DigestWorld world(plan);
   EXPECT_EQ(world.executor(1).Digest().status().message(),
             "rank 1: Digest while loaded: connect and bind first");
   world.Bind();
@@ -238,7 +238,7 @@ TEST(StateCheckTest, RefitsThatAreRightPass) {
   }
   for (const PlanBuilder& builder : plans) {
     const PlanFile plan = builder.Open();
-    World world(plan);
+    DigestWorld world(plan);
     world.Bind();
     world.ExpectCheckedRefitsRight(plan);
     EXPECT_TRUE(world.executor(0).notices().empty());
@@ -252,7 +252,7 @@ TEST(StateCheckTest, RefitsThatAreRightPass) {
 // Bind is local to the rank where rounds are staged.
 TEST(StateCheckTest, ARankMayBindAnewAloneBetweenCheckedRefits) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -260,11 +260,11 @@ TEST(StateCheckTest, ARankMayBindAnewAloneBetweenCheckedRefits) {
     for (const absl::Status& status : world.CheckedRefit()) {
       ASSERT_TRUE(status.ok()) << status;
     }
-    ASSERT_TRUE(world.executor(1).Bind(world.tensors[1], kTimeout).ok());
+    ASSERT_TRUE(world.executor(1).Bind(world.tensors[1], kDigestTimeout).ok());
   }
 }
 
-void ExpectDataLoss(World& world, const std::string& what) {
+void ExpectDataLoss(DigestWorld& world, const std::string& what) {
   const std::vector<absl::Status> statuses = world.CheckedRefit();
   for (size_t rank = 0; rank < statuses.size(); ++rank) {
     EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDataLoss);
@@ -284,7 +284,7 @@ TEST(StateCheckTest, AStaleDestinationIsNamedAndTornOnAllRanks) {
   PlanBuilder builder = ReshardPlan({});
   builder.ranks[2].messages[0].copies.clear();
   const PlanFile plan = builder.Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -292,7 +292,7 @@ TEST(StateCheckTest, AStaleDestinationIsNamedAndTornOnAllRanks) {
   ExpectDataLoss(world, "\"model.layers.0.weight\" on rank 2");
   // Had it held those values, nothing would be wrong.
   const PlanFile whole_plan = ReshardPlan({}).Open();
-  World whole(whole_plan);
+  DigestWorld whole(whole_plan);
   whole.Bind();
   whole.ExpectEveryElementRight(whole_plan);
   for (size_t i = 0; i < world.tensors[2].size(); ++i) {
@@ -309,7 +309,7 @@ TEST(StateCheckTest, WhatCameFromElsewhereIsNamed) {
   PlanBuilder builder = ReshardPlan({});
   builder.ranks[0].messages[1].copies[0].offset -= 1;
   const PlanFile plan = builder.Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -330,7 +330,7 @@ TEST(StateCheckTest, OneWrongReplicaIsNamedAlone) {
   ASSERT_EQ(last.size(), 2);
   std::swap(last[0]->copies[0].offset, last[1]->copies[0].offset);
   const PlanFile plan = builder.Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -344,7 +344,7 @@ TEST(StateCheckTest, ManyParamsThatDifferAreCounted) {
     message.copies.clear();
   }
   const PlanFile plan = builder.Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -362,7 +362,7 @@ TEST(StateCheckTest, PostHooksComeBehindTheCheck) {
   PlanBuilder builder = ReshardPlan({});
   builder.buffers.back().post_hooks = {"add-one"};
   const PlanFile plan = builder.Open();
-  World world(plan);
+  DigestWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);

@@ -3,6 +3,7 @@
 
 usage: install_test.py SOURCE_DIR BUILD_DIR CC CXX
 """
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -54,9 +55,12 @@ class InstallTest(unittest.TestCase):
             input="#include <refit/refit.h>\n")
         headers = sorted(path.relative_to(cxx_root) for path in cxx_root.rglob("*.h"))
         self.assertIn(pathlib.Path("refit/executor.h"), headers)
-        for header in headers:
+        def compile_alone(header):
             run(CXX, "-std=c++20", "-Wall", "-Werror", "-fsyntax-only", "-x", "c++", "-", f"-I{cxx_root}",
                 input=f'#include "{header}"\n')
+
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_alone, headers))
 
     def test_pkg_config_builds_a_worker_in_c(self):
         worker = self.dir / "c_worker"

@@ -14,7 +14,7 @@ namespace refit {
 namespace {
 
 // "" for a valid plan.
-std::string ViolationOf(const PlanSpec& spec) {
+std::string QuantizeViolationOf(const PlanSpec& spec) {
   return Prove(OpenSpec(spec)).violation;
 }
 
@@ -51,19 +51,19 @@ TEST(QuantizeProofTest, TheSamplePlanIsValid) {
 TEST(QuantizeProofTest, ScratchThatNobodyWritesIsNamed) {
   PlanSpec spec = QuantizedSpec();
   spec.programs[0].quantizes.clear();
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(QuantizeViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: "
             "is never written (invariant 1: written once)");
 }
 
 TEST(QuantizeProofTest, ALayerThatIsNotQuantizedIsNamed) {
-  EXPECT_EQ(ViolationOf(With({.loops_count = 0})),
+  EXPECT_EQ(QuantizeViolationOf(With({.loops_count = 0})),
             "rank 0, buffer scratch.fp8_e4m3, index "
             "[18]: is never written (invariant 1: written once)");
 }
 
 TEST(QuantizeProofTest, ABlockThatIsNotWholeIsNamed) {
-  EXPECT_EQ(ViolationOf(With({.columns = 5})),
+  EXPECT_EQ(QuantizeViolationOf(With({.columns = 5})),
             "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [0, "
             "0]: what is quantized from "
             "model.layers.0.mlp.up_proj.weight[0, 0] on is not whole blocks of "
@@ -72,7 +72,7 @@ TEST(QuantizeProofTest, ABlockThatIsNotWholeIsNamed) {
 
 TEST(QuantizeProofTest, ABlockThatBeginsElsewhereIsNamed) {
   EXPECT_EQ(
-      ViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
+      QuantizeViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
       "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
       "0]: what is quantized from "
       "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
@@ -81,7 +81,7 @@ TEST(QuantizeProofTest, ABlockThatBeginsElsewhereIsNamed) {
 
 TEST(QuantizeProofTest, ValuesAtAnotherOffsetAreNamed) {
   EXPECT_EQ(
-      ViolationOf(With({.loops_count = 0, .output_offset = 18})),
+      QuantizeViolationOf(With({.loops_count = 0, .output_offset = 18})),
       "rank 0, buffer scratch.fp8_e4m3, index [18]: holds values from "
       "model.layers.0.mlp.up_proj.weight[0, 0] on, quantized, when they should "
       "be from model.layers.1.mlp.up_proj.weight:fp8_e4m3[0, 0] on (invariant "
@@ -90,7 +90,7 @@ TEST(QuantizeProofTest, ValuesAtAnotherOffsetAreNamed) {
 
 TEST(QuantizeProofTest, ScalesAtAnotherOffsetAreNamed) {
   EXPECT_EQ(
-      ViolationOf(With({.loops_count = 0, .scale_offset = 4})),
+      QuantizeViolationOf(With({.loops_count = 0, .scale_offset = 4})),
       "rank 0, buffer scratch.fp32, index [4]: holds scales from "
       "model.layers.0.mlp.up_proj.weight_scale_inv[0, 0] on when they should "
       "be from model.layers.1.mlp.up_proj.weight_scale_inv[0, 0] on (invariant "
@@ -100,7 +100,7 @@ TEST(QuantizeProofTest, ScalesAtAnotherOffsetAreNamed) {
 TEST(QuantizeProofTest, ScratchThatIsNotDeclaredIsTheSourcesOwn) {
   PlanSpec spec = QuantizedSpec();
   spec.programs[0].scratch_buffers = 1;
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(QuantizeViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: the output of a "
             "quantization begins here, in a tensor of the source (invariant 2: "
             "right element)");
@@ -109,7 +109,7 @@ TEST(QuantizeProofTest, ScratchThatIsNotDeclaredIsTheSourcesOwn) {
 TEST(QuantizeProofTest, ValuesThatAreWrittenTwiceAreNamed) {
   PlanSpec spec = QuantizedSpec();
   spec.programs[0].quantizes.push_back(spec.programs[0].quantizes[0]);
-  EXPECT_EQ(ViolationOf(spec),
+  EXPECT_EQ(QuantizeViolationOf(spec),
             "rank 0, buffer scratch.fp8_e4m3, index [0]: is written a second "
             "time, by a quantization (invariant 1: written once)");
 }
@@ -137,35 +137,35 @@ TEST(WindowProofTest, TheSamplePlanIsValid) {
 }
 
 TEST(WindowProofTest, AWindowThatLastsIntoTheNextOfItsBytesIsNamed) {
-  EXPECT_EQ(ViolationOf(WithWindows({{0, {0, 0, 2}}, {1, {128, 0, 2}}})),
+  EXPECT_EQ(QuantizeViolationOf(WithWindows({{0, {0, 0, 2}}, {1, {128, 0, 2}}})),
             "rank 0, round 1, buffer scratch.1.fp8_e4m3: its window of rounds "
             "1 to 1 shares bytes with that of slot 1, of rounds 0 to 1 "
             "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AWindowThatBeginsBeforeTheLastOfItsBytesIsOverIsNamed) {
-  EXPECT_EQ(ViolationOf(WithWindows({{2, {0, 0, 2}}, {3, {128, 0, 2}}})),
+  EXPECT_EQ(QuantizeViolationOf(WithWindows({{2, {0, 0, 2}}, {3, {128, 0, 2}}})),
             "rank 0, round 0, buffer scratch.1.fp8_e4m3: its window of rounds "
             "0 to 1 shares bytes with that of slot 1, of rounds 0 to 0 "
             "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AWindowOverPartOfAnothersBytesIsNamed) {
-  EXPECT_EQ(ViolationOf(WithWindows({{1, {0, 0, 1}}})),
+  EXPECT_EQ(QuantizeViolationOf(WithWindows({{1, {0, 0, 1}}})),
             "rank 0, round 0, buffer scratch.0.fp32: its window of rounds 0 to "
             "0 shares bytes with that of slot 1, of rounds 0 to 0 (invariant "
             "3: in bounds)");
 }
 
 TEST(WindowProofTest, AMessageOutsideItsWindowIsNamed) {
-  EXPECT_EQ(ViolationOf(WithWindows({{2, {256, 0, 1}}, {3, {384, 0, 1}}})),
+  EXPECT_EQ(QuantizeViolationOf(WithWindows({{2, {256, 0, 1}}, {3, {384, 0, 1}}})),
             "rank 0, round 1, buffer scratch.1.fp8_e4m3, index [0]: the copy "
             "that begins here is not in the rounds of its scratch, 0 to 0 "
             "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
-  EXPECT_EQ(ViolationOf(WithWindows({{3, {256, 0, 2}}})),
+  EXPECT_EQ(QuantizeViolationOf(WithWindows({{3, {256, 0, 2}}})),
             "rank 0, round 0, buffer scratch.1.fp32: a quantization works in "
             "scratch of rounds 1 to 1 and of rounds 0 to 1 (invariant 3: in "
             "bounds)");

@@ -15,7 +15,7 @@ namespace refit::simulator {
 namespace {
 
 // One byte a microsecond, and rounds that cost a microsecond.
-Options Slow() {
+Options SlowLinks() {
   Options options;
   options.peer_bytes_per_second = 1e6;
   options.direct_round_seconds = 1e-6;
@@ -30,7 +30,7 @@ Options Slow() {
 }
 
 Simulation SimulatePlan(const PlanFile& plan) {
-  absl::StatusOr<Simulation> simulation = Simulate(plan, Slow());
+  absl::StatusOr<Simulation> simulation = Simulate(plan, SlowLinks());
   EXPECT_TRUE(simulation.ok()) << simulation.status();
   return simulation.ok() ? *std::move(simulation) : Simulation();
 }
@@ -107,7 +107,7 @@ TEST(Output, JsonHasTheSameAndTheLinks) {
 
 TEST(Output, JsonSaysWhatWasAsked) {
   const PlanFile plan = OpenSpec(SampleSpec());
-  Options options = Slow();
+  Options options = SlowLinks();
   options.executor = Executor::kCpu;
   options.slow_ranks = {{1, 2}};
   options.slow_nics = {{0, 1.5}};
@@ -127,7 +127,7 @@ TEST(Output, JsonSaysWhatWasAsked) {
 // The plan's bound and prediction are of the plan's links.
 TEST(Output, TextComparesWithThePlanOnThePlansLinksAlone) {
   const PlanFile plan = OpenSpec(SampleSpec());
-  Options options = Slow();
+  Options options = SlowLinks();
   options.has_plan_speeds = false;
   const absl::StatusOr<Simulation> simulation = Simulate(plan, options);
   ASSERT_TRUE(simulation.ok()) << simulation.status();
@@ -144,7 +144,7 @@ TEST(Output, ATraceNamesEveryHostWithACounterOnce) {
   for (size_t rank = 2; rank < 4; ++rank) spec.programs[rank].host = 1;
   for (fb::Route& route : spec.rounds) route = fb::Route::kNetwork;
   const PlanFile plan = OpenSpec(spec);
-  Options options = Slow();
+  Options options = SlowLinks();
   options.network_bytes_per_second = 1e6;
   options.oversubscription = 2;
   const absl::StatusOr<Simulation> simulation = Simulate(plan, options);
@@ -230,7 +230,7 @@ TEST(Output, ATraceHasNoOverlapsOnATrackAndEndsWhatItBegins) {
 
 TEST(Output, GoalHasBothEndsOfMessagesAndWhatTheyWaitFor) {
   const PlanFile plan = OpenSpec(QuantizedSpec());
-  const absl::StatusOr<TaskGraph> graph = BuildTaskGraph(plan, Slow());
+  const absl::StatusOr<TaskGraph> graph = BuildTaskGraph(plan, SlowLinks());
   ASSERT_TRUE(graph.ok());
   // Rank 0 quantizes, packs, starts the round and sends; rank 1 starts it,
   // receives and unpacks. A point takes no time.
