@@ -1,8 +1,5 @@
 #include "refit/unique_id.h"
 
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -23,6 +20,7 @@
 #include "executor/payload.h"
 #include "executor/token.h"
 #include "executor/transport/control_server.h"
+#include "executor/transport/host_address.h"
 #include "executor/transport/membership.h"
 #include "executor/transport/tcp_socket.h"
 #include "executor/transport/unique_id_listener.h"
@@ -42,10 +40,6 @@ constexpr size_t kPayloadBytes =
 // What is left for it.
 constexpr size_t kHostBytesMax =
     kPayloadBytes - sizeof(Token) - sizeof(uint16_t) - sizeof(uint8_t);
-
-// Interfaces whose addresses serve containers of the host itself.
-constexpr std::string_view kInnerInterfaces[] = {"docker", "veth", "virbr",
-                                                 "br-", "cni"};
 
 uint64_t Checksum(std::string_view bytes) {
   return DigestOf(
@@ -79,51 +73,24 @@ Created& TheCreated() {
   return created;
 }
 
-std::string TextOf(const sockaddr* address) {
-  char text[INET6_ADDRSTRLEN] = "";
-  const void* bytes =
-      address->sa_family == AF_INET
-          ? static_cast<const void*>(
-                &reinterpret_cast<const sockaddr_in*>(address)->sin_addr)
-          : &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
-  inet_ntop(address->sa_family, bytes, text, sizeof(text));
-  return text;
-}
-
-// How well others reach this host there; 0: not at all.
-int Reach(const ifaddrs& interface) {
-  if (interface.ifa_addr == nullptr || (interface.ifa_flags & IFF_UP) == 0 ||
-      (interface.ifa_flags & IFF_RUNNING) == 0 ||
-      (interface.ifa_flags & IFF_LOOPBACK) != 0) {
-    return 0;
+// What others reach this host by: `given`, or else what the environment says.
+absl::StatusOr<std::string> HostOfId(std::string_view given) {
+  std::string host(given);
+  std::string named = "the host";
+  if (host.empty()) {
+    const char* const set = std::getenv("REFIT_HOST");
+    if (set != nullptr) host = set;
+    named = "REFIT_HOST";
   }
-  const int family = interface.ifa_addr->sa_family;
-  if (family != AF_INET && family != AF_INET6) return 0;
-  if (family == AF_INET6 &&
-      IN6_IS_ADDR_LINKLOCAL(
-          &reinterpret_cast<const sockaddr_in6*>(interface.ifa_addr)
-               ->sin6_addr)) {
-    return 0;
+  if (host.size() > kHostBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(named, " has ", host.size(), " characters, it should ",
+                     "have ", kHostBytesMax, " at most"));
   }
-  const std::string_view name = interface.ifa_name;
-  const bool inner = std::any_of(
-      std::begin(kInnerInterfaces), std::end(kInnerInterfaces),
-      [&](std::string_view prefix) { return name.starts_with(prefix); });
-  return (inner ? 1 : 3) + (family == AF_INET ? 1 : 0);
-}
-
-std::string AddressOfThisHost() {
-  std::string best = "127.0.0.1";
-  ifaddrs* first = nullptr;
-  if (getifaddrs(&first) != 0) return best;
-  int reach = 0;
-  for (const ifaddrs* i = first; i != nullptr; i = i->ifa_next) {
-    if (Reach(*i) <= reach) continue;
-    reach = Reach(*i);
-    best = TextOf(i->ifa_addr);
-  }
-  freeifaddrs(first);
-  return best;
+  if (!host.empty()) return host;
+  const char* const interfaces = std::getenv("NCCL_SOCKET_IFNAME");
+  return control::ReachableAddress(control::AddressesOfThisHost(),
+                                   interfaces == nullptr ? "" : interfaces);
 }
 
 absl::StatusOr<uint16_t> PortOf(const Socket& listener) {
@@ -140,15 +107,10 @@ absl::StatusOr<uint16_t> PortOf(const Socket& listener) {
 
 }  // namespace
 
-absl::StatusOr<UniqueId> CreateUniqueId() {
-  const char* const given = std::getenv("REFIT_HOST");
-  const std::string host =
-      given != nullptr && *given != '\0' ? given : AddressOfThisHost();
-  if (host.size() > kHostBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("REFIT_HOST has ", host.size(), " characters, it should ",
-                     "have ", kHostBytesMax, " at most"));
-  }
+absl::StatusOr<UniqueId> CreateUniqueId(std::string_view given_host) {
+  const absl::StatusOr<std::string> found = HostOfId(given_host);
+  if (!found.ok()) return found.status();
+  const std::string& host = *found;
   absl::StatusOr<Socket> listener =
       control::Listen(host, 0, control::Interfaces::kAll);
   if (!listener.ok()) return listener.status();

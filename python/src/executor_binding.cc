@@ -278,8 +278,8 @@ class RankExecutor {
   std::unique_ptr<Worker> worker_;
 };
 
-nb::bytes NewUniqueId() {
-  const UniqueId id = Check(CreateUniqueId());
+nb::bytes NewUniqueId(const std::string& host) {
+  const UniqueId id = Check(CreateUniqueId(host));
   return nb::bytes(id.bytes.data(), id.bytes.size());
 }
 
@@ -411,7 +411,7 @@ void BindExecutor(nb::module_& module) {
              nb::arg("stream"), nb::arg("from"), nb::arg("to"),
              nb::arg("to_dtype"), nb::arg("changes"), nb::arg("first_element"),
              nb::arg("elements"));
-  module.def("unique_id", &NewUniqueId);
+  module.def("unique_id", &NewUniqueId, nb::arg("host"));
   module.def("cuda_device_count", &CudaDeviceCount);
   module.def("local_rank", [] { return Check(LocalRankFromEnvironment()); });
   module.def("ucx", [] {

@@ -1,9 +1,11 @@
 """What refit.workers does for all adapters."""
 import enum
+import sys
 import types
 
 import pytest
 
+import refit
 import refit.workers
 from refit.errors import Aborted, BindError, DeadlineExceeded
 
@@ -86,3 +88,23 @@ def test_a_refusal_is_told_whatever_else_failed():
         bind(Aborted("rank 0: its plan is another one"), "")
     with pytest.raises(BindError, match="missing \"a\"\nthis worker is a destination$"):
         bind(BindError("rank 3 cannot bind, 1 problem\n  missing \"a\""), "")
+
+
+def test_a_unique_id_holds_the_address_of_rays_node(monkeypatch):
+    def has(id, host):
+        return id[34:34 + 1 + len(host)] == bytes([len(host)]) + host.encode()
+
+    rendezvous = refit.rendezvous
+    for name in ("REFIT_HOST", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert has(rendezvous.unique_id("there"), "there")
+    own = rendezvous.ray_unique_id()
+    assert not has(own, "127.0.0.9")
+    ray = types.SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.util", types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.9"))
+    assert not has(rendezvous.ray_unique_id(), "127.0.0.9")
+    ray.is_initialized = lambda: True
+    assert has(rendezvous.ray_unique_id(), "127.0.0.9")
+    monkeypatch.setenv("REFIT_HOST", "127.0.0.8")
+    assert has(rendezvous.ray_unique_id(), "127.0.0.8")

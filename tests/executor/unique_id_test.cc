@@ -26,7 +26,10 @@ namespace {
 
 class UniqueIdTest : public ControlPlaneTest {
  protected:
-  void SetUp() override { unsetenv("REFIT_HOST"); }
+  void SetUp() override {
+    unsetenv("REFIT_HOST");
+    unsetenv("NCCL_SOCKET_IFNAME");
+  }
 
   static absl::StatusOr<std::unique_ptr<ControlPlane>> Meet(
       const UniqueId& id, int32_t rank, int32_t world_size,
@@ -339,6 +342,21 @@ TEST_F(UniqueIdTest, HostIsTheUsersIfGiven) {
   setenv("REFIT_HOST", std::string(94, 'h').c_str(), 1);
   ExpectStatus(CreateUniqueId().status(), absl::StatusCode::kInvalidArgument,
                "REFIT_HOST has 94 characters, it should have 93 at most");
+  EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId("there"), 0, 2)->host,
+            "there");
+  ExpectStatus(CreateUniqueId(std::string(94, 'h')).status(),
+               absl::StatusCode::kInvalidArgument,
+               "the host has 94 characters, it should have 93 at most");
+}
+
+TEST_F(UniqueIdTest, HostIsThatOfNcclsInterface) {
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host, "127.0.0.1");
+  setenv("NCCL_SOCKET_IFNAME", "=no-such-interface", 1);
+  const absl::Status refused = CreateUniqueId().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  setenv("REFIT_HOST", "127.0.0.1", 1);
+  EXPECT_TRUE(CreateUniqueId().ok());
 }
 
 }  // namespace

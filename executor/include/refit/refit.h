@@ -184,9 +184,10 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
  * the process that is to be rank 0 makes the id, every rank makes a rendezvous
  * of it. Rank 0's process listens from then on, at any free port. Others reach
  * it at the name or address in REFIT_HOST, or else at the first address of a
- * network interface that is up. An id serves one meeting at a time, and is the
- * secret that lets ranks in: hand it out on a way that only they read. Errors:
- * REFIT_UNAVAILABLE, no port; REFIT_INVALID_ARGUMENT, REFIT_HOST is too long.
+ * network interface that is up and that NCCL_SOCKET_IFNAME allows. An id serves
+ * one meeting at a time, and is the secret that lets ranks in: hand it out on a
+ * way that only they read. Errors: REFIT_UNAVAILABLE, no port;
+ * REFIT_INVALID_ARGUMENT, REFIT_HOST is too long, or no interface is allowed.
  */
 enum { REFIT_UNIQUE_ID_BYTES = 128 };
 refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "refit/control_plane.h"
@@ -22,10 +23,11 @@ struct UniqueId {
 
 // Made in the process that is to be rank 0, which listens from then on, at any
 // free port, as long as it lives; of ids without a meeting, the 64 newest do.
-// Others reach it at the name or address in REFIT_HOST, or else at the first
-// address of a network interface that is up. Errors: kUnavailable, no port;
-// kInvalidArgument, REFIT_HOST is too long.
-absl::StatusOr<UniqueId> CreateUniqueId();
+// Others reach it at the name or address `host`, "" meaning that in REFIT_HOST,
+// or else at the first address of a network interface that is up and that
+// NCCL_SOCKET_IFNAME allows. Errors: kUnavailable, no port; kInvalidArgument,
+// the host is too long, or no interface is allowed.
+absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host = {});
 
 // The meeting of `id`, for ConnectTcp: rank 0's creates it, any number of
 // times if meetings fail. Error: kInvalidArgument, bytes that are no id of
