@@ -28,10 +28,19 @@ class Held:
         names = {id(tensor): name for name, tensor in bound.items()}
         self._tensors = {path: (names[id(tensor)], tensor) for path, _, _, tensor in _places(module) if id(tensor) in names}
         # Dictionaries of modules, a key in each, and what is there now.
-        links = [(held, key, tensor) for _, held, key, tensor in _places(module) if id(tensor) in names]
+        links = [(held, key, tensor) for _, held, key, tensor in _places(module) if tensor is None or id(tensor) in names]
         links += [(inner._modules, key, child) for _, inner in module.named_modules()
                   for key, child in getattr(inner, "_modules", {}).items()]
         self._dicts, self._keys, self._values = [list(column) for column in zip(*links)] or [[], [], []]
+        self._all = [held for _, inner in module.named_modules()
+                     for held in (getattr(inner, kind, {}) for kind in ("_modules", "_parameters", "_buffers"))]
+        self._sizes = list(map(len, self._all))
+
+    def unchanged(self) -> bool:
+        """Whether the module holds the bound tensors, and no other ones beside them than when they were bound."""
+        # Asked before every refit, so it must be quick: no bytecode for each of the tensors.
+        return (all(map(operator.is_, map(dict.get, self._dicts, self._keys), self._values))
+                and self._sizes == list(map(len, self._all)))
 
     def replaced(self) -> dict[str, Optional[Any]]:
         """What the module now has in place of bound tensors, by the names under which these are bound; None: nothing."""

@@ -21,7 +21,7 @@ from refit import trainers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport
 from refit.plan import Plan
-from refit.rendezvous import unique_id
+from refit.rendezvous import ray_unique_id
 from refit.workers import checked
 
 WORKERS = "nemo_rl.models.policy.workers"
@@ -58,7 +58,7 @@ class CheckpointEngine(base.CheckpointEngine):
         import torch
 
         is_first = _vllm_worker is None and torch.distributed.get_rank() == 0
-        return {"plan": self._plan.digest, "meeting": unique_id().hex() if is_first else None}
+        return {"plan": self._plan.digest, "meeting": ray_unique_id().hex() if is_first else None}
 
     def init_policy_process_group(self, *, worker_rank: int, train_world_size: int, rollout_world_size: int,
                                   metadata: list[Any]) -> None:
@@ -164,11 +164,15 @@ class LiveShards:
             raise FailedPrecondition("NeMo-RL sends scales of an fp8 KV cache with the weights; Refit moves weights: set "
                                      "policy.generation.vllm_cfg.kv_cache_dtype=auto")
 
-    def _checkpoint_engine_weight_iterator(self, kv_scales: Optional[dict[str, float]] = None) -> Iterator[tuple[str, Any]]:
+    def _checkpoint_engine_weight_iterator(self, kv_scales: Optional[dict[str, float]] = None) -> Iterable[tuple[str, Any]]:
         worker: Any = self
-        if kv_scales is not None:
-            raise FailedPrecondition("NeMo-RL gave scales of an fp8 KV cache; Refit moves weights")
-        yield from trainers.live_shards(worker.model)
+        return trainers.live_shards_of(worker, worker.model) if kv_scales is None else _refused_scales()
+
+
+def _refused_scales() -> Iterator[tuple[str, Any]]:
+    """Raises where weights are taken: there the other ranks hear of it."""
+    raise FailedPrecondition("NeMo-RL gave scales of an fp8 KV cache; Refit moves weights")
+    yield
 
 
 def _refuse_quantized(config: Any) -> None:

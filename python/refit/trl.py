@@ -72,7 +72,7 @@ class Updates:
         broadcast_object_list(meeting, from_process=0)
         told = self._meeting = meeting[0]
         assert told is not None
-        tensors = self._sender.take(trainers.live_shards(generation.model), rank, told)
+        tensors = self._sender.take(trainers.live_shards_of(self, generation.model), rank, told)
         device, stream = trainers.here(str(accelerator.device))
 
         def own_part() -> None:

@@ -22,7 +22,7 @@ from verl.workers.rollout import base as rollout_base
 from refit import trainers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport
-from refit.rendezvous import unique_id
+from refit.rendezvous import ray_unique_id
 from refit.vllm import BACKEND, load_plan
 
 WIRE_FORMAT = "refit"
@@ -60,7 +60,7 @@ class RefitCheckpointEngine(CheckpointEngine):
     def prepare(self) -> dict[str, Any]:
         # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
         if self._is_master and not self._sender.joined:
-            self._meeting = unique_id()
+            self._meeting = ray_unique_id()
         return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
                 "destination_ranks": self._plan.destination_ranks,
                 "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps}
@@ -83,16 +83,18 @@ class RefitCheckpointEngine(CheckpointEngine):
         """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the update."""
         self._rank, self._meeting, self._bind = rank, bytes.fromhex(meeting), bind
 
-    async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> None:
-        """One refit from this trainer's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
+    async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> dict[str, float]:
+        """One refit from this trainer's live shards, which `weights` must be (`LiveShards`): nothing is gathered. Returns metrics, which
+        verl logs: those of trainer 0."""
         import asyncio
 
         if self._rank is None or self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         # Of DTensors bind compares the placements with the plan's, so they stay what they are.
-        tensors = self._sender.take(weights, self._rank, self._meeting)
+        tensors = self._sender.take(weights if isinstance(weights, trainers.LiveShards) else _refused(weights), self._rank, self._meeting)
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
         await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device), self._bind)
+        return self._sender.metrics if self._rank == 0 else {}
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields what `ServerAdapter` tells vLLM's workers, who take the weights, and a function for what it tells this engine."""
@@ -120,6 +122,15 @@ class RefitCheckpointEngine(CheckpointEngine):
 
     def close(self) -> None:
         self._sender.close()
+
+
+def _refused(weights: Any) -> Iterator[tuple[str, Any]]:
+    """Where verl knows no engine of the vendor it takes its own, and says nothing: that gathers whole tensors."""
+    raise FailedPrecondition(
+        f"the actor's engine yields a {type(weights).__name__}, whole tensors that verl gathers; wanted refit.verl.LiveShards: "
+        f"""VERL_ENGINE_VENDOR is {os.environ.get("VERL_ENGINE_VENDOR", "not set")}, wanted "{BACKEND}", and the actor's strategy is to be """
+        '"fsdp2" or "megatron"')
+    yield
 
 
 class ServerAdapterMixin:
@@ -163,12 +174,16 @@ class LiveShards:
     nothing. Not for LoRA, whose weights are merged in copies, nor for quantization-aware training, whose weights are quantized in
     copies."""
 
-    def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Any]], None]:
-        if getattr(self, "_qat_enabled", False):
+    def get_per_tensor_param(self, **_: Any) -> tuple[trainers.LiveShards, None]:
+        engine: Any = self
+        if getattr(engine, "_qat_enabled", False):
             raise FailedPrecondition("verl quantizes the weights of quantization-aware training in copies; Refit moves the live weights: "
                                      "set qat.enable=false of the actor's engine")
-        module: Any = self.module  # type: ignore[attr-defined]
-        return trainers.live_shards(module), None
+        # What verl's FSDP engine, and what its Megatron engine, knows LoRA by.
+        if getattr(engine, "_is_lora", False) or getattr(engine, "peft_cls", None) is not None:
+            raise FailedPrecondition("verl sends LoRA adapters, or merges them into copies; Refit moves the live weights: train without "
+                                     "LoRA, actor_rollout_ref.model.lora_rank=0 and actor_rollout_ref.model.lora.rank=0")
+        return trainers.live_shards_of(engine, engine.module), None
 
 
 def __getattr__(name: str) -> Any:
@@ -182,7 +197,8 @@ def __getattr__(name: str) -> Any:
 
 def register_engines(vendor: str = "refit") -> None:
     """Registers verl's FSDP2 and Megatron engines with `LiveShards` before them, for the environment
-    VERL_ENGINE_VENDOR=`vendor`. One that cannot be imported is left out; verl then says that it has none."""
+    VERL_ENGINE_VENDOR=`vendor`. One that cannot be imported is left out; verl then takes its own, whose weights the checkpoint
+    engine refuses."""
     from verl.workers.engine.base import EngineRegistry
 
     for module, theirs, backends in (("fsdp", "FSDPEngineWithLMHead", ["fsdp2"]),

@@ -460,3 +460,144 @@ def test_live_shards_of_checkpointed_layers_have_the_names_of_state_dict():
     described = refit.describe(module, "source", rank=0)["tensors"]
     assert [tensor["parameter"] for tensor in described] == ["0.weight", "0.bias"]
     assert [tensor["name"] for tensor in described] == [name for name, _ in module.named_parameters()]
+
+
+def swapped(tensor):
+    tensor.data = tensor.data.clone()
+
+
+def replace(module, name):
+    setattr(module, name, torch.nn.Parameter(getattr(module, name).detach().clone()))
+
+
+CHANGES_OF_A_MODULE = {
+    "a parameter is another one": lambda module: replace(module[0], "weight"),
+    "a parameter is in other memory": lambda module: swapped(module[0].weight),
+    "all are assigned": lambda module: module.load_state_dict({name: tensor.clone() for name, tensor in module.state_dict().items()},
+                                                              assign=True),
+    "a parameter is gone": lambda module: setattr(module[0], "bias", None),
+    "a parameter is new": lambda module: module[0].register_parameter("scale", torch.nn.Parameter(torch.ones(2))),
+    "a parameter takes the place of none": lambda module: setattr(module[2], "bias", torch.nn.Parameter(torch.ones(2))),
+    "a module is another one": lambda module: module.__setitem__(0, torch.nn.Linear(2, 2)),
+    "a module is new": lambda module: module.append(torch.nn.Linear(2, 2)),
+    "a buffer is another one": lambda module: setattr(module[1], "running_mean", torch.zeros(2)),
+    "a buffer is in other memory": lambda module: swapped(module[1].running_mean),
+    "a parameter is trained no more": lambda module: module[0].weight.requires_grad_(False),
+    "a parameter has a bitmap": lambda module: setattr(module[0].weight, "refit_changes", torch.zeros(1, dtype=torch.int32)),
+    "a bitmap is another one": lambda module: setattr(module[0].bias, "refit_changes", torch.zeros(1, dtype=torch.int32)),
+    "a bitmap is in other memory": lambda module: swapped(module[0].bias.refit_changes),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES_OF_A_MODULE)
+def test_live_shards_that_changed_are_taken_anew(what):
+    from refit.trainers import LiveShards
+
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2, bias=False))
+    module[0].bias.refit_changes = torch.zeros(1, dtype=torch.int32)
+    shards = LiveShards(module)
+    before = shards.take()
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:  # as an optimizer does
+            tensor.add_(1)
+    assert shards.take() is before
+    CHANGES_OF_A_MODULE[what](module)
+    after = shards.take()
+    assert after is not before and shards.take() is after
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    assert after.keys() == module.state_dict().keys() and all(tensor is named[name] for name, tensor in after.items())
+    assert after.frozen == {name for name, tensor in module.named_parameters() if not tensor.requires_grad}
+    assert all(after.changes[name] is tensor.refit_changes for name, tensor in module.named_parameters() if hasattr(tensor, "refit_changes"))
+
+
+def test_live_shards_of_another_module_are_taken_anew():
+    from refit.trainers import live_shards_of
+
+    owner, chunks = types.SimpleNamespace(), [MegatronChunk(False), MegatronChunk(False)]
+    kept = live_shards_of(owner, chunks)
+    assert live_shards_of(owner, list(chunks)) is kept
+    assert live_shards_of(owner, [chunks[0], MegatronChunk(False)]) is not kept
+    assert live_shards_of(owner, chunks[0]) is not kept
+
+
+def test_local_parts_that_changed_are_taken_anew():
+    from torch.distributed.tensor import DTensor
+
+    from refit.trainers import LiveShards
+
+    with as_rank(0, 2):
+        module = torch.nn.Module()
+        module.weight = torch.nn.Parameter(DTensor.from_local(torch.zeros(2, 2), init_device_mesh("cpu", (2,)), [Shard(0)]))
+        shards = LiveShards(module)
+        before = shards.take()
+        assert shards.take() is before and before["weight"] is module.weight
+        module.weight._local_tensor = module.weight._local_tensor.clone()
+        assert shards.take() is not before
+
+
+def test_parameters_that_fsdp_shows_whole_for_a_while_are_no_change():
+    from torch.distributed.fsdp import fully_shard
+
+    from refit.trainers import LiveShards
+
+    with as_rank(0, 2):
+        module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+        shards = LiveShards(module)
+        before = shards.take()
+        assert [list(tensor._local_tensor.shape) for tensor in before.values()] == [[2, 4], [2], [2, 4], [2]]
+        module.unshard()
+        assert not hasattr(module[0].weight, "_local_tensor")
+        assert shards.take() is before and module[0].weight is before["0.weight"]
+
+
+def test_live_shards_do_not_keep_the_memory_of_parameters_that_were_moved():
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from refit.trainers import LiveShards
+
+    module = torch.nn.Linear(2, 2)
+    shards = LiveShards(module)
+    shards.take()
+    memory = StorageWeakRef(module.weight.untyped_storage())
+    assert not memory.expired()
+    swapped(module.weight)
+    assert memory.expired()
+
+
+def test_a_sender_looks_at_tensors_that_changed_alone(tiny_job, monkeypatch):
+    from refit import trainers
+
+    plan, ran = refit.compile(tiny_job), []
+    module = torch.nn.Module()
+    for name, info in plan.tensors(0).items():
+        *path, leaf = name.split(".")
+        inner = module
+        for part in path:
+            inner = getattr(inner, part, None) or inner.register_module(part, torch.nn.Module()) or getattr(inner, part)
+        inner.register_parameter(leaf, torch.nn.Parameter(torch.zeros(info.shape)))
+    executor = types.SimpleNamespace(run=lambda *_, **__: ran.append(True), close=lambda: None, bind=lambda *_, **__: None,
+                                     stats=lambda: {"bytes_sent": 5}, delta_report=None)
+    looks = []
+    addresses_of = trainers.addresses_of
+    monkeypatch.setattr(trainers, "join", lambda *_, **__: executor)
+    monkeypatch.setattr(trainers, "addresses_of", lambda *given: looks.append(True) or addresses_of(*given))
+    sender, shards = trainers.Sender(plan, timeout=20, check=False), trainers.LiveShards(module)
+    assert sender.metrics == {}
+    for _ in range(3):
+        sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None)
+    assert (len(looks), len(ran)) == (1, 3)
+    assert sender.metrics.keys() == {"refit/seconds", "refit/bind_seconds", "refit/bytes"} and sender.metrics["refit/bytes"] == 5
+    module.norm.weight.requires_grad_(False)
+    sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None)
+    assert (len(looks), len(ran)) == (2, 4)
+    sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None, bind=True)
+    assert (len(looks), len(ran)) == (3, 5)
+    swapped(module.norm.weight)
+    with pytest.raises(refit.FailedPrecondition, match='"norm.weight" and 0 more tensors are at other addresses than at the first update: '
+                                                       "something replaced or moved them"):
+        sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None)
+    assert len(ran) == 5 and sender.metrics == {}
+    swapped(module.norm.weight)
+    sender.send(0, b"b", sender.take(shards, 0, b"b"), "cpu", None)  # by another meeting
+    assert len(ran) == 6

@@ -64,11 +64,24 @@ def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps):
         if command == "move":
             shards = module_of(plan, rank)
             model.module = sharded(shards, mesh_ranks)
-        if command in ("update", "move", "update a part"):
+        if command in ("update", "move", "update a part", "update gathered"):
             fill(shards, rank, argument)
+            if command == "update a part":
+                *path, leaf = next(iter(dict(model.module.named_parameters()))).split(".")
+                del model.module.get_submodule(".".join(path))._parameters[leaf]
             weights, _ = model.get_per_tensor_param()
-            weights = list(weights)[command == "update a part":]
-            pipe.send(told(lambda: asyncio.run(engine.send_weights(iter(weights), global_steps=argument))))
+            if command == "update gathered":
+                weights = ((name, tensor) for name, tensor in weights)
+            metrics = told(lambda: asyncio.run(engine.send_weights(weights, global_steps=argument)))
+            if command == "update a part":
+                model.module = sharded(shards, mesh_ranks)
+            if isinstance(metrics, str):
+                pipe.send(metrics)
+            else:
+                wanted = {"refit/seconds", "refit/bind_seconds", "refit/bytes"} if rank == 0 else set()
+                assert metrics.keys() - {"refit/is_delta", "refit/change_rate"} == wanted, metrics
+                assert all(value >= 0 for value in metrics.values()) and (rank or metrics["refit/bytes"] > 0 or metrics["refit/is_delta"])
+                pipe.send(None)
         elif command == "report":
             pipe.send(engine.delta_report)
         else:
@@ -283,18 +296,29 @@ def quantization_aware_training_is_refused():
     assert "set qat.enable=false" in told(engine.get_per_tensor_param)
 
 
+def lora_is_refused():
+    """verl's engines know it by an attribute each."""
+    workers = pathlib.Path(verl.__path__[0]) / "workers"
+    for engine, attribute, value in (("fsdp", "_is_lora", True), ("megatron", "peft_cls", object())):
+        assert f"self.{attribute} = " in (workers / "engine" / engine / "transformer_impl.py").read_text(), engine
+        actor = object.__new__(EngineRegistry.get_engine_cls("language_model", "fsdp2"))
+        actor.module, actor.peft_cls = torch.nn.Linear(2, 2), None
+        setattr(actor, attribute, value)
+        assert "train without LoRA, actor_rollout_ref.model.lora_rank=0" in told(actor.get_per_tensor_param)
+
+
 def a_gpu_is_the_callers(path):
     """torch's current device and stream are each thread's own; send_weights works on another thread."""
     here = threading.local()
     here.device, used = 3, []
-    executor = types.SimpleNamespace(run=lambda stream, **_: used.append(stream))
+    executor = types.SimpleNamespace(run=lambda stream, **_: used.append(stream), stats=lambda: {"bytes_sent": 0}, delta_report=None)
     with mock.patch.object(torch.cuda, "current_device", lambda: getattr(here, "device", 0)), \
             mock.patch.object(torch.cuda, "device", contextlib.nullcontext), \
             mock.patch.object(torch.cuda, "current_stream", lambda device: (device, threading.get_ident())), \
             mock.patch.object(refit.trainers, "join", lambda *_, device, **__: used.append(device) or executor):
         engine = CheckpointEngineRegistry.new("refit", plan=path, **{**OPTIONS, "device": "cuda"})
         engine.init_process_group(0, "00")
-        asyncio.run(engine.send_weights([]))
+        asyncio.run(engine.send_weights(refit.trainers.LiveShards(torch.nn.Module())))
     assert used == ["cuda:3", (3, threading.get_ident())], used
 
 
@@ -317,7 +341,9 @@ def run(path):
             raise AssertionError("a mesh that the plan does not have was accepted")
         # An update that fails is told on all ranks, and the next one succeeds.
         for step, first, told_by_it in ((3, "update a part", "rank 0 yields 24 tensors, at the first update 25: missing ["),
-                                        (5, "move", "more tensors are at other addresses than at the first update")):
+                                        (5, "move", "more tensors are at other addresses than at the first update"),
+                                        (7, "update gathered", "the actor's engine yields a generator, whole tensors that verl gathers; "
+                                         "wanted refit.verl.LiveShards: VERL_ENGINE_VENDOR is refit")):
             _, answers = update(ranks, step, first)
             assert told_by_it in answers[0] and answers[1] and "2 of 2 workers failed" in answers[2], answers
             _, answers = update(ranks, step + 1)
@@ -342,7 +368,8 @@ def run(path):
                 check_reports(on_all(ranks[:TRAINERS], "report", [None] * TRAINERS), a_step)
     a_gpu_is_the_callers(path)
     quantization_aware_training_is_refused()
-    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 6 updates, 2 of which fail; 8 with deltas, 3 with bitmaps | equal |")
+    lora_is_refused()
+    print(f"| verl {verl.__version__} | 2 FSDP2 trainers, vLLM TP2 | 9 updates, 3 of which fail; 8 with deltas, 3 with bitmaps | equal |")
 
 
 if __name__ == "__main__":
