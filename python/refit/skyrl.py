@@ -2,18 +2,20 @@
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=refit.skyrl refit.plan=plan.refit …
 
-Policy workers of the FSDP strategy are the plan's source ranks, vLLM's workers its destination ranks. An experiment of your own
-takes `Experiment` as its base. docs/integrations/skyrl.md is the guide.
+Policy workers of the FSDP or the Megatron strategy are the plan's source ranks, vLLM's workers its destination ranks. SkyRL drives
+vLLM's weight transfer, of which Refit is a backend: vLLM's workers have `RefitWeightTransferEngine`, and a policy worker has the
+trainer's engine of it. An experiment of your own takes `Experiment` as its base. docs/integrations/skyrl.md is the guide.
 """
 # SkyRL reads the annotations of Config, so they are no texts here.
-import asyncio
+import functools
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Optional
+from typing import Any, Optional
 
 import ray
 import torch
-from skyrl.backends.skyrl_train.weight_sync import WeightChunk, WeightExtractor, WeightTransferSender
+from skyrl.backends.skyrl_train.weight_sync.control_plane import SkyrlWeightSyncClient
 from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.config.config import BaseConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
@@ -22,12 +24,13 @@ from skyrl.train.utils.utils import initialize_ray
 
 from refit import trainers
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, DeltaReport
+from refit.executor import TIMEOUT_SECONDS
 from refit.plan import Plan
-from refit.rendezvous import unique_id
-from refit.workers import checked
+from refit.rendezvous import ray_unique_id
+from refit.vllm import BACKEND
 
-WORKER_EXTENSION = "refit.vllm.WorkerExtension"
+# What a policy worker of each of SkyRL's strategies is.
+WORKERS = {"fsdp": ("fsdp.fsdp_worker", "FSDPPolicyWorkerBase"), "megatron": ("megatron.megatron_worker", "MegatronPolicyWorkerBase")}
 
 
 @dataclass
@@ -46,134 +49,196 @@ class Config(SkyRLTrainConfig):
     refit: Options = field(default_factory=Options)
 
 
-class LiveExtractor(WeightExtractor):
-    """This rank's own live tensors, a chunk each: nothing is gathered or cast."""
+class Source:
+    """A weight source of vLLM that has this rank's own live tensors: nothing is gathered or cast."""
 
-    def __init__(self, module: Any):
-        self._module = module
+    def __init__(self, worker: Any, plan: Plan, rank: int):
+        self._worker = worker
+        self._planned = functools.cache(lambda: frozenset(plan.tensors(rank)))
+        self._all: Optional[trainers.Taken] = None
 
-    def extract_weights(self, dtype: torch.dtype) -> Iterator[WeightChunk]:
-        for name, tensor in trainers.live_shards(self._module):
-            yield WeightChunk(names=[name], dtypes=[str(tensor.dtype)], shapes=[list(tensor.shape)], tensors=[tensor])
+    def take_local(self) -> trainers.Taken:
+        taken = trainers.live_shards_of(self._worker, _module_of(self._worker)).take()
+        if taken is not self._all:
+            self._all, self._moved = taken, taken.moved_by(self._planned)
+        return self._moved
 
-    def get_weight_metadata(self, dtype: torch.dtype) -> dict[str, list[Any]]:
-        tensors = dict(trainers.live_shards(self._module))
-        return {"names": list(tensors), "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
-                "shapes": [list(tensor.shape) for tensor in tensors.values()]}
+    def iter_local(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.take_local().items())
 
 
-class Sender(WeightTransferSender):
-    """A policy worker's part of an update; rank 0 also tells the engines' workers theirs. `client`: SkyRL's of the engines."""
+def _module_of(worker: Any) -> Any:
+    """Megatron's model chunks, or the Hugging Face model that FSDP shards."""
+    chunks = getattr(worker, "actor_module", None)
+    return worker.model.model if chunks is None else chunks
 
-    def __init__(self, options: Options, client: Any, device: Any = "cuda"):
-        self._options, self._client, self._device = options, client, device
-        self._sender = trainers.Sender(Plan.load(options.plan), timeout=options.timeout, check=options.check,
-                                      snapshot_on_host=options.snapshot_on_host)
-        self._meeting: Optional[bytes] = None
-        self._engines_joined: Optional[bytes] = None
 
-    async def send_chunks(self, chunks: Iterable[WeightChunk], weight_metadata: Optional[dict[str, list[Any]]] = None) -> None:
-        rank, workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if workers != self._sender.plan.source_ranks:
-            raise InvalidArgument(f"SkyRL has {workers} policy workers; the plan has {self._sender.plan.source_ranks} source ranks")
-        # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
-        meeting = [unique_id() if rank == 0 and not self._sender.joined else self._meeting]
-        torch.distributed.broadcast_object_list(meeting, src=0)
-        self._meeting = meeting[0]
-        assert self._meeting is not None
-        tensors = self._sender.take((pair for chunk in chunks for pair in zip(chunk.names, chunk.tensors)), rank, self._meeting)
-        device, stream = trainers.here(self._device)
+class Client(SkyrlWeightSyncClient):  # type: ignore[misc, unused-ignore]
+    """SkyRL's own client of the engines."""
 
-        def own_part() -> None:
-            self._sender.send(rank, self._meeting, tensors, device, stream)  # type: ignore[arg-type]
-
-        if rank == 0:
-            await trainers.together_async(self._tell(self._meeting), own_part, self._options.timeout, self._sender.give_up)
-        else:
-            await asyncio.to_thread(own_part)
-
-    async def _tell(self, meeting: bytes) -> None:
-        timeout = self._options.timeout
-        if self._engines_joined != meeting:
-            await self._ask("refit_init", plan=self._options.plan, meeting=meeting.hex(), timeout=timeout)
-            self._engines_joined = meeting
-        await self._ask("refit_update", timeout=timeout, check=self._options.check)
+    def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
+        super().finish_weight_update(weight_version)
         # SkyRL resets the prefix cache alone; this one holds what the old vision tower made of images.
-        await asyncio.gather(*[self._client._call_server(url, "/reset_encoder_cache") for url in self._client.server_urls])
+        self._fanout_uniform("/reset_encoder_cache", None)
 
-    async def _ask(self, method: str, **arguments: Any) -> None:
-        """Calls a method of `refit.vllm.WorkerExtension` on all workers of all engines, and raises what they tell."""
-        urls, ranks = self._client.server_urls, self._client.data_parallel_size
 
-        async def one(number: int, url: str) -> list[Any]:
-            # An engine's ranks of data parallelism are servers of their own.
-            engine = {"engine": number // ranks, "engines": len(urls) // ranks} if method == "refit_init" else {}
-            _, answer = await self._client._call_server(url, "/collective_rpc", {"method": method, "kwargs": {**arguments, **engine}})
-            replies: list[Any] = answer["body"]["results"]
-            return replies
+def engine_payloads(init_info: dict[str, Any], server_urls: Sequence[str], data_parallel_size: int) -> list[dict[str, Any]]:
+    """What each server's workers are told: the number of their engine, of those that join. An engine's ranks of data parallelism
+    are servers of their own."""
+    ranks = max(1, int(data_parallel_size))
+    engines = len(server_urls) // ranks
+    return [{**init_info, "engine": number // ranks, "engines": engines} for number in range(len(server_urls))]
 
-        replies = await asyncio.gather(*[one(number, url) for number, url in enumerate(urls)])
-        checked([reply for of_server in replies for reply in of_server])
 
-    @property
-    def delta_report(self) -> Optional[DeltaReport]:
-        """How this worker's last update went, as `Executor.delta_report` tells it."""
-        return self._sender.delta_report
+@functools.cache
+def trainer_class() -> Any:
+    """The trainer's engine of Refit's backend, as SkyRL's workers drive it. Made where vLLM is needed."""
+    from skyrl.backends.skyrl_train.weight_sync.weight_senders import SkyrlTrainerCapabilities
 
-    def ask_dense(self) -> None:
-        """Makes the next update of a plan with options.delta send all, on all ranks. One worker's request is enough."""
-        self._sender.ask_dense()
+    from refit.vllm_weight_transfer import RefitTrainerWeightTransferEngine
 
-    def teardown(self) -> None:
-        self._sender.close()
+    class Trainer(SkyrlTrainerCapabilities, RefitTrainerWeightTransferEngine):  # type: ignore[misc, unused-ignore]
+        # What SkyRL's workers ask of an engine: Refit's buffers are not torch's, so emptying torch's cache would only cost time.
+        skyrl_empty_cache_after_send = False
+
+        refit_check = False
+        refit_binds_always = False
+        _dense = False
+
+        def send_weights(self) -> None:
+            """One refit; collective over the policy workers. They agree first whether all bind anew, because engines slept or a policy
+            worker's tensors moved, or meet anew, because the last update failed."""
+            failed: Optional[Exception] = None
+            try:
+                tensors = self._tensors()
+                wanted = _MEET if self.executor is None else _BIND if self.refit_binds_always or self._moved(tensors) else _KEEP
+            except Exception as error:
+                failed, wanted = error, _FAILED
+            agreed = _highest(wanted, self._info.device)
+            if failed is not None:
+                raise failed
+            if agreed == _FAILED:
+                raise FailedPrecondition("another policy worker cannot send its weights, and its error says why; no weights were moved")
+            try:
+                if agreed == _MEET:
+                    self.shutdown()
+                    self._info.meeting = new_meeting()
+                    self._meet()
+                dense, self._dense = self._dense, False
+                super().send_weights(check=self.refit_check, dense=dense, bind=agreed == _BIND)
+            except BaseException:
+                self.shutdown()  # the others end with this one
+                raise
+
+        def ask_dense(self) -> None:
+            """Makes the next update of a plan with options.delta send all, on all ranks. One worker's request is enough."""
+            self._dense = True
+
+    return Trainer
+
+
+# What a policy worker wants of an update. The highest that any wants is done by all.
+_KEEP, _BIND, _MEET, _FAILED = range(4)
+
+
+def _highest(number: int, device: Any) -> int:
+    """Among policy workers, on which all call this."""
+    told = torch.tensor([number], device=device)
+    torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)
+    return int(told.item())
+
+
+def new_meeting() -> str:
+    """A unique id that policy worker 0 makes, on all of them."""
+    meeting = [ray_unique_id().hex() if torch.distributed.get_rank() == 0 else ""]
+    torch.distributed.broadcast_object_list(meeting, src=0)
+    return meeting[0]
 
 
 class LiveShards:
-    """Before a policy worker of SkyRL's FSDP strategy."""
+    """Before a policy worker of SkyRL."""
 
     refit_options: Options
+    refit_device: Any = "cuda"
 
     async def init_weight_sync_state(self, inference_engine_client: Any, inference_engine_cfg: Any) -> None:
-        """Instead of SkyRL's: its senders are not given the model. Nothing is connected before the first update."""
+        """Instead of SkyRL's, which makes one of its own engines. All ranks meet and bind here."""
         worker: Any = self
-        if worker._is_lora:
-            raise FailedPrecondition("SkyRL sends LoRA adapters by files; Refit moves whole weights: set trainer.policy.model.lora.rank=0")
-        if worker.cfg.placement.colocate_all:
-            raise FailedPrecondition("SkyRL moves the policy's weights between CPU and GPU where all models are colocated; Refit reads "
-                                     "them where they were: set trainer.placement.colocate_all=false")
-        extension = dict(inference_engine_cfg.engine_init_kwargs).get("worker_extension_cls")
-        if extension != WORKER_EXTENSION:
-            raise FailedPrecondition("generator.inference_engine.engine_init_kwargs.worker_extension_cls is "
-                                     f'{extension!r}; wanted "{WORKER_EXTENSION}"')
-        self.weight_extractor = LiveExtractor(worker.model.model)
-        self._weight_transfer_sender = Sender(self.refit_options, inference_engine_client)
+        refuse(worker.cfg, inference_engine_cfg)
+        worker._weight_sync_inference_client = inference_engine_client  # SkyRL sends it once
+        engine_workers, _ = await inference_engine_client.get_world_size()
+        worker._weight_sync_engine = await worker._weight_sync_thread(
+            self._join, inference_engine_client, inference_engine_cfg, engine_workers)
         torch.distributed.barrier()
 
+    def _join(self, client: Any, config: Any, engine_workers: int) -> Any:
+        from refit.vllm_weight_transfer import RefitTrainerInitInfo
 
-def policy_worker(options: Options) -> Any:
-    """The Ray actor that takes the place of SkyRL's PolicyWorker, for `RayPPOTrainer.build_models`."""
-    from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
+        options, plan = self.refit_options, Plan.load(self.refit_options.plan)
+        rank, policy_workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if (policy_workers, engine_workers) != (plan.source_ranks, plan.destination_ranks):
+            raise InvalidArgument(f"SkyRL has {policy_workers} policy workers and {engine_workers} workers of vLLM; the plan has "
+                                  f"{plan.source_ranks} source and {plan.destination_ranks} destination ranks")
+        device, _ = trainers.here(self.refit_device)
+        info = RefitTrainerInitInfo(rank=rank, plan=options.plan, meeting=new_meeting(), device=device,
+                                    snapshot_on_host=options.snapshot_on_host, timeout=options.timeout)
+        urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
+        engine = trainer_class().trainer_init(info, client=urls, source=Source(self, plan, rank))
+        engine.refit_check, engine.refit_binds_always = options.check, config.offload_kv_for_weight_sync
+        return engine
+
+
+def refuse(trainer: Any, engine: Any) -> None:
+    """What SkyRL does with weights that Refit does not. `trainer` and `engine` are these parts of SkyRL's configuration."""
+    where = "generator.inference_engine."
+    if trainer.strategy not in WORKERS:
+        raise InvalidArgument(f'trainer.strategy is "{trainer.strategy}"; refit.skyrl has policy workers for {" and ".join(WORKERS)}')
+    if trainer.policy.model.lora.rank > 0:
+        raise FailedPrecondition("SkyRL sends LoRA adapters, or merges them into copies; Refit moves the live weights: set "
+                                 "trainer.policy.model.lora.rank=0")
+    if trainer.placement.colocate_all:
+        raise FailedPrecondition("SkyRL moves the policy's weights between CPU and GPU where all models are colocated; Refit reads "
+                                 "them where they were: set trainer.placement.colocate_all=false")
+    if engine.weight_sync_backend != "nccl":
+        raise FailedPrecondition(f'{where}weight_sync_backend is "{engine.weight_sync_backend}", for which SkyRL starts and pauses engines '
+                                 f'in another way; leave it "nccl", and Refit takes the place of NCCL: {where}weight_sync_backend=nccl')
+    if engine.speculative_config is not None:
+        raise FailedPrecondition(f"{where}speculative_config: SkyRL syncs a drafter in a session of its own, and Refit updates the main "
+                                 f"model alone: set {where}speculative_config=null")
+    if engine.enable_pd:
+        raise FailedPrecondition(f"{where}enable_pd: SkyRL then starts engines of two kinds, and a plan's engines are alike: set "
+                                 f"{where}enable_pd=false")
+    if engine.offload_kv_for_weight_sync and trainer.fully_async.enabled:
+        raise FailedPrecondition(f"{where}offload_kv_for_weight_sync: with fully asynchronous training SkyRL discards weights behind "
+                                 f"vLLM's back, also those that a plan leaves alone: set {where}offload_kv_for_weight_sync=false")
+
+
+def policy_worker(options: Options, strategy: str = "fsdp") -> Any:
+    """The Ray actor that takes the place of SkyRL's PolicyWorker, for `RayPPOTrainer.build_models`. `strategy`: trainer.strategy."""
+    import importlib
 
     if not options.plan:
         raise InvalidArgument("refit.plan is not set; wanted the path of a plan that all workers can read")
-    worker = type("RefitPolicyWorker", (LiveShards, FSDPPolicyWorkerBase), {"__module__": __name__, "refit_options": options})
+    module, name = WORKERS[strategy]
+    theirs = getattr(importlib.import_module(f"skyrl.backends.skyrl_train.workers.{module}"), name)
+    worker = type("RefitPolicyWorker", (LiveShards, theirs), {"__module__": __name__, "refit_options": options})
     return ray.remote(num_gpus=1)(worker)
 
 
-class Experiment(BasePPOExp):
+class Experiment(BasePPOExp):  # type: ignore[misc, unused-ignore]
     """SkyRL's experiment with policy workers that refit. `cfg` is a `Config`."""
 
     def __init__(self, cfg: Any):
-        if cfg.trainer.strategy != "fsdp":
-            raise InvalidArgument(f'trainer.strategy is "{cfg.trainer.strategy}"; refit.skyrl has policy workers for "fsdp"')
         engine = cfg.generator.inference_engine
-        engine.engine_init_kwargs = {**engine.engine_init_kwargs, "worker_extension_cls": WORKER_EXTENSION}
+        refuse(cfg.trainer, engine)
+        # The engines' part of Refit's backend, which vLLM finds by its plugin entry point.
+        engine.engine_init_kwargs = {**engine.engine_init_kwargs, "weight_transfer_config": {"backend": BACKEND}}
         super().__init__(cfg)
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
         trainer = super().get_trainer(*args, **kwargs)
-        build, options = trainer.build_models, self.cfg.refit
-        trainer.build_models = lambda PolicyWorker, *others: build(policy_worker(options), *others)
+        build, cfg = trainer.build_models, self.cfg
+        trainer.build_models = lambda PolicyWorker, *others: build(policy_worker(cfg.refit, cfg.trainer.strategy), *others)
         return trainer
 
 

@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
 from refit import vllm_driver, vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
-from refit.trainers import addresses_of, together
+from refit.trainers import Taken, addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
 from refit.vllm_client import update_by
 from refit.workers import end_meeting, make_whole
@@ -179,16 +179,24 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         engine.rank = init_info.rank  # from 0.33 on an argument
         engine._info = init_info
-        worker = {"plan": init_info.plan, "meeting": init_info.meeting, "engines": 1, "check_backends": init_info.check_backends,
-                  "timeout": init_info.timeout}
-        engine._together(lambda: client.init_weight_transfer_engine(worker), engine._join)
+        engine._meet()
         return engine
+
+    def _meet(self) -> None:
+        """Has all ranks join by the meeting of the init info."""
+        info = self._info
+        worker = {"plan": info.plan, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
+        self._together(lambda: self.client.init_weight_transfer_engine(worker), self._join)
 
     _info: RefitTrainerInitInfo
     executor: Optional[Executor] = None
+    _bound_taken: Optional[Taken] = None  # what `_bound` was read from
 
     def _tensors(self) -> dict[str, Any]:
         """This rank's shards, by the plan's names."""
+        if hasattr(self.source, "take_local"):  # one of Refit's own
+            taken: Taken = self.source.take_local()
+            return taken
         shards = _shards_of(self.source)
         assert shards is not None  # trainer_init refuses such a source
         tensors = dict(shards())
@@ -201,6 +209,21 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         rename = self._info.names or (lambda name: name)
         return {rename(name): tensor for name, tensor in tensors.items()}
 
+    def _changes(self, tensors: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+        """Their bitmaps."""
+        return tensors.changes if isinstance(tensors, Taken) else self._info.changes
+
+    def _note_bound(self, tensors: Mapping[str, Any]) -> None:
+        self._bound = addresses_of(tensors, self._changes(tensors) or {})
+        self._bound_taken = tensors if isinstance(tensors, Taken) else None
+
+    def _moved(self, tensors: Mapping[str, Any]) -> list[str]:
+        """What lies elsewhere than when it was bound."""
+        if tensors is self._bound_taken:
+            return []
+        now = addresses_of(tensors, self._changes(tensors) or {})
+        return [name for name in [*now, *(self._bound.keys() - now)] if now.get(name) != self._bound.get(name)]
+
     def _join(self) -> None:
         info = self._info
         plan = load_plan(info.plan)
@@ -211,16 +234,17 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         except BaseException as error:
             end_meeting(info.meeting, f"rank {info.rank}: {error}", rank=info.rank, world_size=plan.world_size)
             raise
-        self._bound = addresses_of(tensors, info.changes or {})
+        self._note_bound(tensors)
+        changes = self._changes(tensors)
         if isinstance(info.meeting, (str, bytes)):
             unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
             self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
-                                 changes=info.changes, snapshot_on_host=info.snapshot_on_host, timeout=info.timeout)
+                                 changes=changes, snapshot_on_host=info.snapshot_on_host, timeout=info.timeout)
         else:
             executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting,
                                 snapshot_on_host=info.snapshot_on_host)
             try:
-                self.executor = executor.bind(tensors, changes=info.changes, timeout=info.timeout)
+                self.executor = executor.bind(tensors, changes=changes, timeout=info.timeout)
             except BaseException:
                 executor.close()
                 raise
@@ -234,9 +258,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             raise FailedPrecondition("this trainer did not join, or was shut down")
         executor, timeout = self.executor, self._info.timeout
         tensors = self._tensors()
-        addresses = addresses_of(tensors, self._info.changes or {})
-        moved = [name for name in [*addresses, *(self._bound.keys() - addresses)] if addresses.get(name) != self._bound.get(name)]
-        if moved and not bind:
+        moved = [] if bind else self._moved(tensors)
+        if moved:
             # No rank is left waiting: they end with this one.
             executor.close()
             self.executor = None
@@ -248,8 +271,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         def own_part() -> None:
             if bind:
                 make_whole(executor, timeout)
-                executor.bind(tensors, changes=self._info.changes, timeout=timeout)
-                self._bound = addresses
+                executor.bind(tensors, changes=self._changes(tensors), timeout=timeout)
+                self._note_bound(tensors)
             executor.run(timeout=timeout, check=check, dense=dense)
 
         self._together(lambda: update_by(self.client, {"timeout": timeout, "check": check, "bind": bind}, version), own_part)

@@ -3,15 +3,16 @@
 
 usage: skyrl_test.py      (skyrl.sh installs what it needs)
 
-Real: SkyRL's configuration, policy worker, its broadcast_to_inference_engines, its client of the engines, the weight extractor's and
-sender's interfaces; vLLM's routes; refit's worker extension. Stand-ins: Ray, vLLM's engine around its worker, kernels.
+Real: SkyRL's configuration, policy worker, its init of weight sync and broadcast_to_inference_engines, its clients of the engines, the
+capabilities that it asks of an engine; vLLM's routes and the weight updates of its worker; refit's weight-transfer backend. Stand-ins:
+Ray, vLLM's engine around its worker, kernels, and Megatron, whose model chunks are FSDP's here.
 """
 
 import asyncio
 import contextlib
-import importlib
 import importlib.metadata
 import os
+import pathlib
 import socket
 import sys
 import tempfile
@@ -33,32 +34,35 @@ import kernel_stand_ins
 kernel_stand_ins.PACKAGES = {"flash_attn": "2.8.3"}
 
 import fastapi
+import skyrl
 import torch
 import uvicorn
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
 from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_args
-from skyrl.backends.skyrl_train.weight_sync import WeightExtractor, WeightTransferSender
+from skyrl.backends.skyrl_train.weight_sync.weight_senders import SkyrlTrainerCapabilities, teardown_engine
 from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
 from skyrl.train.entrypoints.main_base import BasePPOExp
 from trainer_worlds import (BITMAP_UPDATES, BITMAPS, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
                             sharded, told, vllm_facts, with_bitmaps)  # fmt: skip
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.rl.online import api_router as rl_routes
 from vllm.entrypoints.serve.dev.cache import api_router as cache_routes
-from vllm.entrypoints.serve.dev.rpc import api_router as rpc_routes
+from vllm.v1.worker.gpu_worker import Worker
 
 import refit
 import refit.skyrl
 import refit.vllm
+import refit.vllm_weight_transfer
 
-# SkyRL is for vLLM 0.23, which had this module elsewhere.
-sys.modules.setdefault("vllm.entrypoints.openai.cli_args", importlib.import_module("vllm.entrypoints.launchers.cli_args"))
 TRAINERS = ENGINES = 2
 
 
 def configuration(path, *more):
+    """`path`: the plan's, and settings behind it."""
+    path, *settings = path.split(" ")
     return refit.skyrl.Config.from_cli_overrides(
-        ["trainer.strategy=fsdp", "trainer.placement.colocate_all=false", "trainer.policy.model.path=none", f"refit.plan={path}",
-         "refit.check=true", "refit.timeout=60", *more])  # fmt: skip
+        ["trainer.strategy=fsdp", "trainer.placement.colocate_all=false", f"trainer.policy.model.path={os.getcwd()}", f"refit.plan={path}",
+         "refit.check=true", "refit.timeout=60", *settings, *more])  # fmt: skip
 
 
 def experiment(cfg):
@@ -81,18 +85,25 @@ def experiment(cfg):
     return policy.__ray_metadata__.modified_class
 
 
-def serve_trainer(pipe, path, rank, directory, urls, bitmaps):
+def serve_trainer(pipe, path, rank, directory, urls, bitmaps, strategy):
     """A policy worker: the class that SkyRL's trainer is given, without Ray around it."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/trainers", rank=rank, world_size=TRAINERS)
-    cfg, plan = configuration(path), refit.Plan.load(path)
+    cfg, plan = configuration(path), refit.Plan.load(path.split(" ")[0])
     policy = experiment(cfg)
     assert issubclass(policy, FSDPPolicyWorkerBase)
     worker = object.__new__(policy)
     shards = module_of(plan, rank)
     if bitmaps:
         with_bitmaps(shards)
-    worker.cfg, worker._is_lora = cfg.trainer, False
-    worker.model = types.SimpleNamespace(model=sharded(shards, [0, 1]))
+    worker.cfg, worker._is_lora, worker.refit_device = cfg.trainer, False, "cpu"
+
+    def hold(module):
+        worker.model = types.SimpleNamespace(model=None if strategy == "megatron" else module)
+        worker.actor_module = [module] if strategy == "megatron" else None
+
+    hold(sharded(shards, [0, 1]))
+    if strategy == "megatron":
+        worker.broadcast_to_inference_engines = worker._sync_weights_to_inference_engines  # as its worker does without LoRA
     client = RemoteInferenceClient(proxy_url=urls[0], server_urls=urls, data_parallel_size=1)
     engine = cfg.generator.inference_engine
 
@@ -104,62 +115,106 @@ def serve_trainer(pipe, path, rank, directory, urls, bitmaps):
 
     for command, step in iter(pipe.recv, None):
         if command == "report":
-            result = worker._weight_transfer_sender.delta_report
+            result = worker._weight_sync_engine.delta_report
         elif command == "ask_dense":
-            result = worker._weight_transfer_sender.ask_dense()
+            result = worker._weight_sync_engine.ask_dense()
         elif command == "init":
             result = told(lambda: asyncio.run(call("init_weight_sync_state")))
-            worker._weight_transfer_sender._device = "cpu"
-            assert isinstance(worker._weight_transfer_sender, WeightTransferSender) and isinstance(worker.weight_extractor, WeightExtractor)
+            if result is None:
+                transfer = worker._weight_sync_engine
+                assert isinstance(transfer, SkyrlTrainerCapabilities)
+                assert isinstance(transfer, refit.vllm_weight_transfer.RefitTrainerWeightTransferEngine)
+                # What SkyRL's worker reads of it.
+                assert (transfer.skyrl_handles_prefix_cache_reset, transfer.skyrl_force_disable_expandable_segments,
+                        transfer.skyrl_empty_cache_after_send, transfer.skyrl_draft_source) == (False, False, False, None)
         else:
-            if command == "move":
-                shards = module_of(plan, rank)
-                worker.model.model = sharded(shards, [0, 1])
-                worker.weight_extractor = refit.skyrl.LiveExtractor(worker.model.model)
+            if command == "move":  # as an offload to the CPU and back does
+                for tensor in shards.parameters():
+                    tensor.data = tensor.data.clone()
+                hold(sharded(shards, [0, 1]))
+            if command == "lose":
+                hold(torch.nn.Linear(2, 2))
+            if command == "break":
+                worker._weight_sync_engine.source.take_local = no_shards
             fill(shards, rank, step)
             barrier = torch.distributed.barrier  # SkyRL's workers meet at the end; one that failed is not there
             torch.distributed.barrier = lambda: None
             result = told(lambda: asyncio.run(call("broadcast_to_inference_engines")))
             torch.distributed.barrier = barrier
+            if command == "lose":
+                hold(sharded(shards, [0, 1]))
+            if command == "break":
+                del worker._weight_sync_engine.source.take_local
         pipe.send(result)
+    if "_weight_sync_engine" in vars(worker):
+        teardown_engine(worker._weight_sync_engine)
+
+
+def no_shards():
+    raise refit.FailedPrecondition("no such shard")
 
 
 class Engine:
-    """vLLM's engine as its routes see it, with one worker."""
+    """vLLM's engine as its routes see it, with one worker, which has vLLM's own weight updates."""
 
     def __init__(self, plan, number):
-        self.worker = refit.vllm.WorkerExtension()
-        self.worker.vllm_config, self.worker.device, self.worker.rank = vllm_facts(), "cpu", 0
-        self.worker.model_runner = types.SimpleNamespace(model=module_of(plan, TRAINERS + number))
+        self.worker = worker = object.__new__(Worker)
+        self.vllm_config = worker.vllm_config = vllm_facts()
+        self.vllm_config.parallel_config.world_size_across_dp = 1
+        worker.parallel_config, worker.device, worker.rank = worker.vllm_config.parallel_config, torch.device("cpu"), 0
+        self.model = module_of(plan, TRAINERS + number)
+        worker.model_runner = types.SimpleNamespace(model=self.model, get_model=lambda: self.model, reset_lora_state=lambda: None)
+        worker._weight_update_active = worker._weight_update_is_draft = False
+        worker.weight_transfer_engine = refit.vllm_weight_transfer.RefitWeightTransferEngine(None, worker.vllm_config, "cpu", self.model)
         self.resets = self.refits_at_encoder_reset = 0
+        self.drop_the_next = False
 
-    async def collective_rpc(self, method, timeout, args, kwargs):
-        return [await asyncio.to_thread(getattr(self.worker, method), *args, **kwargs)]
+    async def init_weight_transfer_engine(self, request):
+        await asyncio.to_thread(self.worker.init_weight_transfer_engine, request.init_info)
+
+    async def start_weight_update(self):
+        self.worker.start_weight_update()
+
+    async def update_weights(self, request):
+        await asyncio.to_thread(self.worker.update_weights, request.update_info)
+
+    async def finish_weight_update(self, weight_version=None):
+        self.worker.finish_weight_update()
 
     async def reset_prefix_cache(self, *_, **__):
         self.resets += 1
         return True
 
     async def reset_encoder_cache(self):
-        self.refits_at_encoder_reset = self.worker._refit.refits
+        self.refits_at_encoder_reset = self.worker.weight_transfer_engine.executor.refits
 
 
 def serve_engine(pipe, path, number):
-    plan = refit.Plan.load(path)
+    torch.accelerator.synchronize = lambda: None
+    plan = refit.Plan.load(path.split(" ")[0])
     engine = Engine(plan, number)
     app = fastapi.FastAPI()
-    for routes in (rpc_routes, cache_routes, rl_routes):
+
+    @app.exception_handler(Exception)
+    async def error(_, failed):  # as vLLM's server answers
+        return fastapi.responses.JSONResponse({"error": {"message": str(failed)}}, 500)
+
+    for routes in (cache_routes, rl_routes):
         app.include_router(routes.router)
     app.state.engine_client = engine
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     threading.Thread(target=server.run, args=([listening],), daemon=True).start()
     while not server.started:
         time.sleep(0.01)
     pipe.send("http://127.0.0.1:%d" % listening.getsockname()[1])
-    for step, in iter(pipe.recv, None):
-        pipe.send((differences(plan, engine.worker.model_runner.model, TRAINERS + number, step), engine.resets,
-                   engine.refits_at_encoder_reset))
+    for command, step in iter(pipe.recv, None):
+        if command == "move":  # as sleep and wake-up do
+            for tensor in engine.model.parameters():
+                tensor.data = torch.zeros_like(tensor.data)
+            pipe.send(None)
+            continue
+        pipe.send((differences(plan, engine.model, TRAINERS + number, step), engine.resets, engine.refits_at_encoder_reset))
 
 
 def on_all(ranks, *messages):
@@ -169,48 +224,87 @@ def on_all(ranks, *messages):
 
 
 @contextlib.contextmanager
-def world(path, bitmaps=False):
+def world(path, bitmaps=False, strategy="fsdp"):
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
         engines = [Rank(serve_engine, path, number) for number in range(ENGINES)]
         urls = [engine.answer() for engine in engines]
-        trainers = [Rank(serve_trainer, path, rank, directory, urls, bitmaps) for rank in range(TRAINERS)]
+        trainers = [Rank(serve_trainer, path, rank, directory, urls, bitmaps, strategy) for rank in range(TRAINERS)]
         yield trainers, engines
         for rank in trainers + engines:
             rank.close()
 
 
-def refused(cfg, wanted, **more):
-    """Whether a policy worker of this configuration refuses to begin."""
+def refused(path, wanted, *settings):
+    """Whether an experiment of this configuration, and a policy worker of it, refuse to begin."""
+    cfg = configuration(path, *settings)
     worker = object.__new__(refit.skyrl.policy_worker(cfg.refit).__ray_metadata__.modified_class)
-    worker.cfg, worker._is_lora = cfg.trainer, cfg.trainer.policy.model.lora.rank > 0
-    error = told(lambda: asyncio.run(worker.init_weight_sync_state(None, cfg.generator.inference_engine)))
-    assert error is not None and wanted in error, error
+    worker.cfg = cfg.trainer
+    for action in (lambda: refit.skyrl.Experiment(cfg),
+                   lambda: asyncio.run(worker.init_weight_sync_state(None, cfg.generator.inference_engine))):
+        error = told(action)
+        assert isinstance(error, str) and wanted in error, error
 
 
-def run(path):
-    plan_of(TRAINERS, replicas=ENGINES).save(path)
-    cfg = configuration(path)
-    refused(cfg, "engine_init_kwargs.worker_extension_cls is None; wanted \"refit.vllm.WorkerExtension\"")
-    refused(configuration(path, "trainer.placement.colocate_all=true"), "set trainer.placement.colocate_all=false")
-    refused(configuration(path, "trainer.policy.model.lora.rank=8"), "set trainer.policy.model.lora.rank=0")
+def mistakes_are_told_before_anything_starts(path):
+    for wanted, *settings in (
+            ("set trainer.placement.colocate_all=false", "trainer.placement.colocate_all=true"),
+            ("set trainer.policy.model.lora.rank=0", "trainer.policy.model.lora.rank=8"),
+            ("weight_sync_backend=nccl", "generator.inference_engine.weight_sync_backend=sharded_rdt"),
+            ("set generator.inference_engine.speculative_config=null", "generator.inference_engine.speculative_config={method: mtp}"),
+            ("set generator.inference_engine.enable_pd=false", "generator.inference_engine.enable_pd=true"),
+            ("set generator.inference_engine.offload_kv_for_weight_sync=false",
+             "generator.inference_engine.offload_kv_for_weight_sync=true", "trainer.fully_async.enabled=true"),
+            ('trainer.strategy is "jax"; refit.skyrl has policy workers for fsdp and megatron', "trainer.strategy=jax")):
+        refused(path, wanted, *settings)
     assert "refit.plan is not set" in told(lambda: experiment(configuration("")))
-    assert 'trainer.strategy is "megatron"' in told(lambda: experiment(configuration(path, "trainer.strategy=megatron")))
+    cfg = configuration(path)
     experiment(cfg)
-    assert build_vllm_cli_args(cfg).worker_extension_cls == "refit.vllm.WorkerExtension"
+    arguments = AsyncEngineArgs.from_cli_args(build_vllm_cli_args(cfg))
+    assert arguments.weight_transfer_config.backend == "refit", arguments.weight_transfer_config
+    assert arguments.worker_extension_cls.endswith(".NewInferenceWorkerWrap")  # SkyRL's own
+    payloads = refit.skyrl.engine_payloads({"plan": "p"}, ["a", "b", "c", "d"], 2)
+    assert [(payload["plan"], payload["engine"], payload["engines"]) for payload in payloads] == [("p", number, 2) for number in (0, 0, 1, 1)]
+    # SkyRL's worker of the other strategy needs Megatron.
+    workers = types.ModuleType("skyrl.backends.skyrl_train.workers.megatron.megatron_worker")
+    workers.MegatronPolicyWorkerBase = type("MegatronPolicyWorkerBase", (), {})
+    sys.modules[workers.__name__] = workers
+    order = experiment(configuration(path, "trainer.strategy=megatron")).mro()
+    assert order.index(refit.skyrl.LiveShards) < order.index(workers.MegatronPolicyWorkerBase)
+    source = pathlib.Path(skyrl.__path__[0], "backends/skyrl_train/workers/megatron/megatron_worker.py").read_text()
+    assert "class MegatronPolicyWorkerBase(" in source and "self.actor_module" in source
 
-    with world(path) as (trainers, engines):
-        assert on_all(trainers, ("init", None)) == [None, None]
-        for step in (1, 2):
-            answers = on_all(trainers, ("update", step))
+
+def updates(path):
+    for strategy in ("fsdp", "megatron"):
+        plan_of(TRAINERS, replicas=ENGINES).save(path)
+        with world(path, strategy=strategy) as (trainers, engines):
+            assert on_all(trainers, ("init", None)) == [None, None]
+            for step in (1, 2):
+                answers = on_all(trainers, ("update", step))
+                assert answers == [None, None], answers
+                assert on_all(engines, ("differences", step)) == [([], step, step)] * ENGINES
+            # All bind anew where one policy worker's tensors moved: SkyRL offloads the policy beside a reference model.
+            answers = on_all(trainers, ("update", 3), ("move", 3))
             assert answers == [None, None], answers
-            assert on_all(engines, (step,)) == [([], step, step)] * ENGINES
-        # An update that fails is told on all ranks, and the next one succeeds.
-        answers = on_all(trainers, ("update", 3), ("move", 3))
-        assert "more tensors are at other addresses than at the first update" in answers[1], answers
-        assert "the engine: WorkerError: 2 of 2 workers failed" in answers[0], answers
-        answers = on_all(trainers, ("update", 4))
-        assert answers == [None, None], answers
-        assert [wrong for wrong, *_ in on_all(engines, (4,))] == [[], []]
+            assert on_all(engines, ("differences", 3)) == [([], 3, 3)] * ENGINES
+            # One that cannot say what it holds stops the others before anything moves.
+            for command, wanted in (("break", "no such shard"), ("lose", "missing")):
+                answers = on_all(trainers, ("update", 4), (command, 4))
+                assert wanted in answers[1], answers
+                assert command != "break" or "another policy worker cannot send its weights" in answers[0], answers
+                answers = on_all(trainers, ("update", 5))
+                assert answers == [None, None], answers
+                assert [wrong for wrong, *_ in on_all(engines, ("differences", 5))] == [[], []]
+            # Of an engine whose weights are elsewhere the workers' error comes with that of trainer 0.
+            on_all(engines[1:], ("move", None))
+            answers = on_all(trainers, ("update", 6))
+            assert all(answers) and "the engine: RuntimeError: Weight-sync control-plane call /update_weights" in answers[0], answers
+            answers = on_all(trainers, ("update", 7))
+            assert answers == [None, None], answers
+            assert [wrong for wrong, *_ in on_all(engines, ("differences", 7))] == [[], []]
+
+
+def updates_that_send_what_changed(path):
     for options, updates in ((DELTAS, DELTA_UPDATES), (BITMAPS, BITMAP_UPDATES)):
         plan_of(TRAINERS, options, replicas=ENGINES).save(path)
         with world(path, options is BITMAPS) as (trainers, engines):
@@ -221,20 +315,41 @@ def run(path):
                     on_all(trainers[-1:], ("ask_dense", None))
                 answers = on_all(trainers, ("update", step))
                 assert answers == [None, None], answers
-                assert [wrong for wrong, *_ in on_all(engines, (step,))] == [[], []]
+                assert [wrong for wrong, *_ in on_all(engines, ("differences", step))] == [[], []]
                 check_reports(on_all(trainers, ("report", None)), update)
-    # Nobody waits for ranks of a plan that SkyRL does not start.
-    for trained, replicas, wanted in (
-            (TRAINERS, ENGINES + 1, f"the plan has {ENGINES + 1} destination ranks; engines that join: {ENGINES}, of 1 each"),
-            (TRAINERS + 1, ENGINES, f"SkyRL has {TRAINERS} policy workers; the plan has {TRAINERS + 1} source ranks")):
+
+
+def engines_that_sleep_before_each_update(path):
+    plan_of(TRAINERS, replicas=ENGINES).save(path)
+    with world(f"{path} generator.inference_engine.offload_kv_for_weight_sync=true") as (trainers, engines):
+        assert on_all(trainers, ("init", None)) == [None, None]
+        for step in (1, 2):
+            on_all(engines, ("move", None))
+            answers = on_all(trainers, ("update", step))
+            assert answers == [None, None], answers
+            assert [wrong for wrong, *_ in on_all(engines, ("differences", step))] == [[], []]
+
+
+def plans_for_other_ranks_leave_nobody_waiting(path):
+    for trained, replicas in ((TRAINERS, ENGINES + 1), (TRAINERS + 1, ENGINES)):
         plan_of(trained, replicas=replicas).save(path)
-        with world(path) as (trainers, engines):
-            on_all(trainers, ("init", None))
+        with world(path) as (trainers, _):
             began = time.monotonic()
-            answers = on_all(trainers, ("update", 1))
-            assert all(wanted in answer for answer in answers), answers
+            answers = on_all(trainers, ("init", None))
+            assert all(f"SkyRL has {TRAINERS} policy workers and {ENGINES} workers of vLLM; the plan has {trained} source and {replicas} "
+                       "destination ranks" in answer for answer in answers), answers
             assert time.monotonic() - began < 10, answers
-    print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 FSDP2 trainers, 2 engines of vLLM | 4 updates, one of which fails; 8 with deltas, 3 with bitmaps | equal |")
+
+
+def run(path):
+    plan_of(TRAINERS, replicas=ENGINES).save(path)
+    mistakes_are_told_before_anything_starts(path)
+    updates(path)
+    engines_that_sleep_before_each_update(path)
+    updates_that_send_what_changed(path)
+    plans_for_other_ranks_leave_nobody_waiting(path)
+    print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 policy workers, FSDP2 and as Megatron's chunks, 2 engines of vLLM | 9 updates of each, "
+          "3 of which fail; 2 after sleep; 8 with deltas, 3 with bitmaps | equal |")  # fmt: skip
 
 
 def main():
