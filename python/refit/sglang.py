@@ -26,7 +26,7 @@ import urllib.error
 import urllib.request
 from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Union
 
-from refit import workers
+from refit import weight_memory, workers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
@@ -35,7 +35,7 @@ from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked
 
 __all__ = [
     "MOE_BACKENDS", "Place", "Server", "TOWERS", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
-    "facts_async", "facts_of", "finish", "finish_async", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_of", "register", "tensors_of",
+    "facts_async", "facts_of", "finish", "finish_async", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_before_bind", "refusal_of", "register", "tensors_of",
     "update", "update_async",
 ]
 
@@ -55,7 +55,7 @@ LANGUAGE_MODEL = "language_model."
 # What SGLang's pause_generation knows.
 PAUSES = ("retract", "abort", "in_place")
 
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.update_weights_from_tensor"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _registered = False
 
 
@@ -68,7 +68,9 @@ def register() -> None:
     except ImportError:
         return
     if not _registered:
-        plugins.HookRegistry.register(_UPDATER, _update_weights_from_tensor, plugins.HookType.AROUND)
+        for method, around in (("update_weights_from_tensor", _update_weights_from_tensor),
+                               ("release_memory_occupation", _release_memory_occupation)):
+            plugins.HookRegistry.register(f"{_UPDATER}.{method}", around, plugins.HookType.AROUND)
         _registered = True
 
 
@@ -190,6 +192,13 @@ def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
         "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS, vision)
 
 
+def refusal_before_bind(model: Any) -> str:
+    """Why the worker has to bind before its next refit, or ""."""
+    return "" if not weight_memory.released(model) else (
+        "SGLang released the memory of its weights since this worker bound, and they are in other memory now: bind anew on all ranks "
+        "before the update, by refit.sglang.bind and executor.bind")
+
+
 class Worker:
     """What a scheduler process keeps. Its methods are for that process's main thread.
 
@@ -255,8 +264,8 @@ class Worker:
                     self._joined().connect(timeout)
                 self._bind(timeout)
             elif request["op"] == "update":
-                self._joined().run(timeout=timeout, check=bool(request.get("check", False)),
-                                   dense=bool(request.get("dense", False)))
+                workers.run(self._joined(), refusal_before_bind(self._runner.model), timeout=timeout,
+                            check=bool(request.get("check", False)), dense=bool(request.get("dense", False)))
                 self._version = request.get("version")
             elif request["op"] == "close":
                 if self.executor is not None:
@@ -313,6 +322,7 @@ class Worker:
         vision = workers.holds_moved_tower(parameters, TOWERS, executor)
         workers.bind(executor, parameters, buffers, hooks_of(model), refusal=refusal, job_side=job_side(facts, vision), towers=TOWERS,
                      load_format=self._runner.load_config.load_format, persistent=model.state_dict, module=model, timeout=timeout)
+        weight_memory.bound(model)
 
     def _joined(self) -> Executor:
         if self.executor is None:
@@ -351,6 +361,13 @@ def _update_weights_from_tensor(original: Callable[[Any, Any], Any], manager: An
     failed = bool(error) or any(reply["error"] for reply in replies or ())
     return io_struct.UpdateWeightsFromTensorReqOutput(success=not failed,
                                                       message=json.dumps({"replies": replies, "error": error}))
+
+
+def _release_memory_occupation(original: Callable[[Any, Any], Any], manager: Any, request: Any) -> Any:
+    """Around SGLang's handler of that request: it leaves no trace in the tensors, whose addresses stay."""
+    if not request.tags or "weights" in request.tags:
+        weight_memory.release(manager.tp_worker.model_runner.model)
+    return original(manager, request)
 
 
 def _fields_of(request: Any) -> Mapping[str, Any]:
@@ -472,23 +489,31 @@ class Server:
 
 
 class _Engine:
-    """An sglang.Engine of this process. Its ranks keep their own deadlines."""
+    """An sglang.Engine of this process."""
 
     def __init__(self, engine: Any):
         self._manager = engine.tokenizer_manager
         self._io_struct = importlib.import_module("sglang.srt.managers.io_struct")
 
-    async def update_weights(self, payload: bytes, version: Optional[str], flush_cache: bool, _: float) -> tuple[bool, str]:
+    async def update_weights(self, payload: bytes, version: Optional[str], flush_cache: bool, timeout: float) -> tuple[bool, str]:
         request = self._io_struct.UpdateWeightsFromTensorReqInput(
             serialized_named_tensors=[payload], load_format=LOAD_FORMAT, flush_cache=flush_cache, weight_version=version)
-        success, message = await self._manager.update_weights_from_tensor(request, None)
+        success, message = await self._answer("update_weights_from_tensor", timeout, request, None)
         return success, message
 
-    async def pause(self, mode: str, _: float) -> None:
-        await self._manager.pause_generation(self._io_struct.PauseGenerationReqInput(mode=mode))
+    async def pause(self, mode: str, timeout: float) -> None:
+        await self._answer("pause_generation", timeout, self._io_struct.PauseGenerationReqInput(mode=mode))
 
-    async def resume(self, _: float) -> None:
-        await self._manager.continue_generation(self._io_struct.ContinueGenerationReqInput())
+    async def resume(self, timeout: float) -> None:
+        await self._answer("continue_generation", timeout, self._io_struct.ContinueGenerationReqInput())
+
+    async def _answer(self, method: str, timeout: float, *arguments: Any) -> Any:
+        """The engine's ranks keep deadlines of their own, unless a scheduler hangs or was killed."""
+        asked = asyncio.ensure_future(getattr(self._manager, method)(*arguments))
+        done, _ = await asyncio.wait([asked], timeout=timeout)
+        if not done:  # SGLang would be left with a request that nobody may answer, so it is not cancelled
+            raise WorkerError(f"the engine's {method}: no answer within {timeout:g} s: a scheduler hangs, or is gone")
+        return asked.result()
 
 
 Replies = list[Reply]

@@ -256,6 +256,31 @@ def test_a_rank_asks_for_a_dense_refit_and_tells_how_it_went(plan_file, monkeypa
     assert [delta["is_delta"] for delta in told[1]] == [True] * 2
 
 
+@pytest.mark.parametrize("tags, releases", [(None, True), ([], True), (["kv_cache", "weights"], True), (["kv_cache"], False)])
+def test_an_update_after_weights_were_released_needs_a_bind(plan_file, monkeypatch, tags, releases):
+    path = plan_file(options={"delta": True})
+    plan = refit.Plan.load(path)
+    engine = Engine(plan, 1, 1, monkeypatch)
+    weights = {name: np.ones(info.shape, np.float32) for name, info in plan.tensors(0).items()}
+    trainer = refit.Executor(plan, 0, fabric=engine.fabric)
+    manager = types.SimpleNamespace(tp_worker=types.SimpleNamespace(model_runner=engine.workers[0]._runner))
+    with concurrent.futures.ThreadPoolExecutor(1) as trainers:
+        def together(theirs, **ours):
+            ran = trainers.submit(theirs, timeout=20)
+            replies = engine.ask(timeout=20, **ours)
+            ran.result()
+            return replies[0]["error"]
+
+        assert together(lambda timeout: trainer.bind(weights, timeout=timeout), op="init", plan=str(path), meeting="00") == ""
+        assert together(trainer.run, op="update") == ""
+        request = types.SimpleNamespace(tags=tags)
+        assert refit.sglang._release_memory_occupation(lambda *given: given, manager, request) == (manager, request)
+        error = together(trainer.run, op="update")
+        assert ("refit.sglang.bind and executor.bind" in error) == releases, error
+        assert together(lambda timeout: trainer.bind(weights, timeout=timeout), op="bind") == ""
+        assert together(trainer.run, op="update") == ""
+
+
 def test_a_worker_that_is_refused_is_named_and_the_trainer_hears_of_it(plan_file, monkeypatch):
     path = plan_file(tensor_parallel=2)
     plan = refit.Plan.load(path)
@@ -560,6 +585,21 @@ def test_a_server_that_does_not_answer_is_an_error(monkeypatch):
             refit.sglang.facts(url, timeout=0.1)
     with pytest.raises(refit.sglang.WorkerError, match=f"{url}/update_weights_from_tensor: ConnectionRefusedError"):
         refit.sglang.facts(url, timeout=0.1)
+
+
+@pytest.mark.parametrize("asked, method", [("facts", "update_weights_from_tensor"), ("update", "pause_generation")])
+def test_an_engine_that_does_not_answer_is_an_error(monkeypatch, asked, method):
+    monkeypatch.setattr(refit.sglang, "GRACE_SECONDS", 0.1)
+
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    request = types.SimpleNamespace
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", types.SimpleNamespace(
+        UpdateWeightsFromTensorReqInput=request, PauseGenerationReqInput=request, ContinueGenerationReqInput=request))
+    engine = types.SimpleNamespace(tokenizer_manager=types.SimpleNamespace(update_weights_from_tensor=never, pause_generation=never))
+    with pytest.raises(refit.sglang.WorkerError, match=f"^the engine's {method}: no answer within 0.5 s: a scheduler hangs, or is gone$"):
+        getattr(refit.sglang, asked)(engine, timeout=0.1)
 
 
 def test_other_load_formats_are_sglangs_own():
