@@ -11,7 +11,6 @@ leaves.
 import math
 import pathlib
 import sys
-import time
 
 import refit
 import torch

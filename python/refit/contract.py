@@ -92,7 +92,7 @@ def tensors_of(plan: Plan, rank: int) -> Iterator[Tensor]:
 
 def _members(stack: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
     """Name and position of each member of a stack, the last number fastest."""
-    members = [(stack["name"], ())]
+    members: list[tuple[str, tuple[int, ...]]] = [(stack["name"], ())]
     for number, values in enumerate(stack.get("index", [])):
         members = [(name.replace(f"{{{number}}}", str(value)), (*place, i))
                    for name, place in members for i, value in enumerate(values)]
@@ -103,6 +103,7 @@ def _spread(held: Mapping[str, Any], param: Mapping[str, Any], quantization: Any
             parts: list[list[Part]]) -> None:
     """Cuts a fragment into parts that lie in one tensor and hold one param each."""
     names = {place: name for name, place in _members(param)}
+    said: Any
     said, role, pattern = quantization if quantization is not None else (None, "", None)
     quantized_names = {} if pattern is None else {place: name for name, place in _members({**param, "name": pattern})}
     stacked = len(param.get("index", []))
@@ -290,7 +291,7 @@ class Sources(Reference):
         if not places:
             raise Absent(f"no source rank holds {name}")
         part = places[0][2]
-        whole = np.zeros(part.param_shape, BITS[part.param_dtype])
+        whole: Any = np.zeros(part.param_shape, BITS[part.param_dtype])
         for rank, tensor, part in places:
             if tensor not in self._tensors[rank]:
                 raise Absent(f"the reference has no {tensor} of source rank {rank}")

@@ -73,7 +73,7 @@ def _module_of(worker: Any) -> Any:
     return worker.model.model if chunks is None else chunks
 
 
-class Client(SkyrlWeightSyncClient):  # type: ignore[misc, unused-ignore]
+class Client(SkyrlWeightSyncClient):
     """SkyRL's own client of the engines."""
 
     def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
@@ -97,7 +97,7 @@ def trainer_class() -> Any:
 
     from refit.vllm_weight_transfer import RefitTrainerWeightTransferEngine
 
-    class Trainer(SkyrlTrainerCapabilities, RefitTrainerWeightTransferEngine):  # type: ignore[misc, unused-ignore]
+    class Trainer(SkyrlTrainerCapabilities, RefitTrainerWeightTransferEngine):
         # What SkyRL's workers ask of an engine: Refit's buffers are not torch's, so emptying torch's cache would only cost time.
         skyrl_empty_cache_after_send = False
 
@@ -105,13 +105,14 @@ def trainer_class() -> Any:
         refit_binds_always = False
         _dense = False
 
-        def send_weights(self) -> None:
+        def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False, bind: bool = False) -> None:
             """One refit; collective over the policy workers. They agree first whether all bind anew, because engines slept or a policy
             worker's tensors moved, or meet anew, because the last update failed."""
             failed: Optional[Exception] = None
             try:
                 tensors = self._tensors()
-                wanted = _MEET if self.executor is None else _BIND if self.refit_binds_always or self._moved(tensors) else _KEEP
+                binds = bind or self.refit_binds_always or bool(self._moved(tensors))
+                wanted = _MEET if self.executor is None else _BIND if binds else _KEEP
             except Exception as error:
                 failed, wanted = error, _FAILED
             agreed = _highest(wanted, self._info.device)
@@ -124,8 +125,8 @@ def trainer_class() -> Any:
                     self.shutdown()
                     self._info.meeting = new_meeting()
                     self._meet()
-                dense, self._dense = self._dense, False
-                super().send_weights(check=self.refit_check, dense=dense, bind=agreed == _BIND)
+                dense, self._dense = dense or self._dense, False
+                super().send_weights(version, check=check or self.refit_check, dense=dense, bind=agreed == _BIND)
             except BaseException:
                 self.shutdown()  # the others end with this one
                 raise
@@ -225,7 +226,7 @@ def policy_worker(options: Options, strategy: str = "fsdp") -> Any:
     return ray.remote(num_gpus=1)(worker)
 
 
-class Experiment(BasePPOExp):  # type: ignore[misc, unused-ignore]
+class Experiment(BasePPOExp):
     """SkyRL's experiment with policy workers that refit. `cfg` is a `Config`."""
 
     def __init__(self, cfg: Any):
@@ -242,7 +243,6 @@ class Experiment(BasePPOExp):  # type: ignore[misc, unused-ignore]
         return trainer
 
 
-@ray.remote(num_cpus=1)
 def _run(cfg: Config) -> None:
     Experiment(cfg).run()
 
@@ -252,4 +252,4 @@ def main() -> None:
     cfg = Config.from_cli_overrides([text for text in sys.argv[1:] if not text.startswith("trainer.override_entrypoint=")])
     validate_cfg(cfg)
     initialize_ray(cfg)
-    ray.get(_run.remote(cfg))
+    ray.get(ray.remote(num_cpus=1)(_run).remote(cfg))

@@ -323,7 +323,7 @@ def llama4_text(c, quirks):
 
 
 def qwen3_next(c, quirks):
-    o, h, d = Out(c), c["hidden_size"], c["head_dim"]
+    o, h = Out(c), c["hidden_size"]
     ends(o, c, quirks)
     nk, nv, dk, dv = (c["linear_num_key_heads"], c["linear_num_value_heads"],
                       c["linear_key_head_dim"], c["linear_value_head_dim"])
