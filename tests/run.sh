@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs, builds and runs every test, those of the Python package with torch and transformers, and SGLang's model
-# classes, too. Where these cannot be installed it says so and goes on.
+# classes, too. It holds the adapters against wheels of verl, SkyRL and TRL. Where these cannot be installed it says so and
+# goes on.
 #
 # usage: tests/run.sh [PART…]     default: release
 #
@@ -75,6 +76,10 @@ run_preset() {
       build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
   else
     run_ctest release
+  fi
+  if [ -x build/venv/bin/python ]; then
+    step "release: what adapters use of verl, SkyRL and TRL"
+    build/venv/bin/python -B tests/frameworks/signatures.py
   fi
   if "$has_sglang"; then
     step "release: SGLang's model classes"
