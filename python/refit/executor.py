@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import threading
 import weakref
@@ -186,7 +187,8 @@ class Executor:
         except BindError as error:
             if unusable:
                 raise BindError(_refusal(self.rank, unusable)) from None
-            raise BindError(_with_dtype(_with(problems, error, self.rank), self.plan.side(self.rank), views)) from None
+            message = _with_dtype(_with(problems, error, self.rank), self.plan.side(self.rank), views)
+            raise BindError(_with_remedy(message, self.plan, self.rank, names)) from None
         finally:
             # Also if ranks failed while they recorded: the library then holds these tensors all the same.
             if self._core.binds > binds:
@@ -522,6 +524,24 @@ def _with_dtype(message: str, side: str, views: list[View]) -> str:
         return message
     first, _, problems = message.partition("\n")
     return f'{first}; a plan for these tensors has "{side}": {{"dtype": "{dtypes.pop()}"}} in its job\n{problems}'
+
+
+def _with_remedy(message: str, plan: Plan, rank: int, names: Sequence[str]) -> str:
+    """Says last what to do about names that differ because of one setting."""
+    planned = plan.tensors(rank)
+    unexpected = [name for name in names if name not in planned]
+    remedies = []
+    if plan.side(rank) == "source" and any(name.endswith(".experts.gate_up_proj") for name in unexpected) and \
+            any(_ONE_EXPERT.search(name) for name in planned):
+        remedies.append('the experts of a layer are one tensor, as transformers 5 has them: put "fused_experts": true into the job\'s '
+                        "source")
+    if plan.side(rank) == "destination" and len(unexpected) == 1 and unexpected[0].endswith("lm_head.weight"):
+        remedies.append("the plan has the head tied to the embedding, and the engine holds a head of its own, as vLLM does if the "
+                        'checkpoint has one: start vLLM with load_format="dummy"')
+    return "\n".join([message, *remedies])
+
+
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def _with(problems: list[str], error: BindError, rank: int) -> str:

@@ -1,4 +1,5 @@
 import collections
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -416,3 +417,47 @@ def test_digests_of_both_sides_are_one(tiny_job, weights):
     with pytest.raises(refit.InvalidArgument, match="this rank has to be one of them"):
         executors[0].digest([2, 3])
     assert refit.Digest(2**61 - 2, 1) + refit.Digest(3, 2) == refit.Digest(2, 3)
+
+
+def test_a_bind_says_which_setting_gives_other_names(models):
+    def problems(job, rank, rename):
+        plan = refit.compile(job)
+        fabric = refit.LocalFabric(plan.world_size)
+        executors = [refit.Executor(plan, each, fabric=fabric) for each in range(plan.world_size)]
+
+        def bind(executor):
+            tensors = {name: np.zeros(info.shape, "float32") for name, info in plan.tensors(executor.rank).items()}
+            executor.bind(rename(tensors) if executor.rank == rank else tensors, timeout=20)
+
+        with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+            error = [threads.submit(bind, executor) for executor in executors][rank].exception()
+        assert isinstance(error, refit.BindError)
+        return str(error).splitlines()
+
+    config = {**json.loads((models / "qwen3-30b-a3b.json").read_text()), "dtype": "float32", "torch_dtype": "float32",
+              "num_hidden_layers": 1, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "vocab_size": 64,
+              "num_experts_per_tok": 2}
+    job = {"model": config, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm"}}
+
+    def fused(tensors):
+        block = "model.layers.0.mlp.experts."
+        return {**{name: tensor for name, tensor in tensors.items() if not name.startswith(block)},
+                block + "gate_up_proj": np.zeros((4, 64, 64), "float32"), block + "down_proj": np.zeros((4, 64, 32), "float32")}
+
+    lines = problems(job, 0, fused)
+    assert '  unexpected: "model.layers.0.mlp.experts.gate_up_proj" fp32 [4, 64, 64] is not in the plan' in lines
+    assert lines[-1] == ('the experts of a layer are one tensor, as transformers 5 has them: put "fused_experts": true into the job\'s '
+                         "source")
+    # The same names in an engine have another cause.
+    assert "fused_experts" not in problems(job, 1, fused)[-1]
+
+    tied = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": True, "torch_dtype": "float32"}
+    job = {"model": tied, "source": {"layout": "fsdp"}, "destination": {"layout": "vllm", "pipeline_parallel": 2}}
+
+    def untied(tensors):
+        return {"lm_head.weight" if name == "model.embed_tokens.weight" else name: tensor for name, tensor in tensors.items()}
+
+    assert problems(job, 2, untied)[-1] == (
+        "the plan has the head tied to the embedding, and the engine holds a head of its own, as vLLM does if the checkpoint has one: "
+        'start vLLM with load_format="dummy"')
