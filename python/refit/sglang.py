@@ -166,24 +166,30 @@ def facts_of(runner: Any, parallel: Any, chosen: Mapping[str, Any] = CHOSEN) -> 
             **chosen}
 
 
-def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str:
-    """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
-    wanted = requirements.get("moe_backend", "triton")
-    restart = f"start SGLang with --moe-runner-backend {wanted}"
-    if refusal := workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart):
-        return refusal
-    if facts["swiglu_interleaved"]:
-        return ("the experts' gate and up rows are interleaved, which no plan does: start SGLang with "
-                "SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED=0")
-    if "expert_placement" not in requirements:
-        return ""
-    if facts["expert_rebalancing"]:
-        return "the engine moves experts while it serves, which no plan follows: start SGLang without --enable-eplb"
-    location = facts["expert_location"]
-    if requirements["expert_placement"] == "linear" and location != "trivial":
-        return (f"the engine places experts by --init-expert-location {location[:80]}; the plan has them in their order: put "
-                "the map as \"experts\" into the job's destination, or start SGLang without the option")
-    return ""
+def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_backends: bool = True) -> str:
+    """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does. Without
+    `check_backends` the experts' backend is not compared, where they stand is."""
+    def moe_backend(wanted: str) -> str:
+        restart = f"start SGLang with --moe-runner-backend {wanted}"
+        if refusal := workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart):
+            return refusal
+        return "" if not facts["swiglu_interleaved"] else (
+            "the experts' gate and up rows are interleaved, which no plan does: start SGLang with "
+            "SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED=0")
+
+    def expert_placement(wanted: str) -> str:
+        if facts["expert_rebalancing"]:
+            return "the engine moves experts while it serves, which no plan follows: start SGLang without --enable-eplb"
+        location = facts["expert_location"]
+        if wanted == "linear" and location != "trivial":
+            return (f"the engine places experts by --init-expert-location {location[:80]}; the plan has them in their order: put "
+                    "the map as \"experts\" into the job's destination, or start SGLang without the option")
+        if wanted == "table" and location == "trivial":
+            return ("the engine has the experts in their order; the plan places them by the job's physical_to_logical: start SGLang "
+                    "with --init-expert-location and that map, or leave \"experts\" out of the job's destination")
+        return "" if wanted in ("linear", "table") else f'the plan places experts "{wanted}", as SGLang never does'
+
+    return workers.refusal_of(requirements, moe_backend, expert_placement, check_backends)
 
 
 def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
@@ -302,7 +308,8 @@ class Worker:
         rank = workers.place_in_plan(
             plan, lambda: rank_in_plan(plan, place, engine),
             ranks=place.tensor_parallel * place.pipeline_parallel * place.data_parallel,
-            parameters=parameters, buffers=buffers, towers=TOWERS, meeting=meeting, job_side=lambda: job_side(self.facts()))
+            parameters=parameters, buffers=buffers, towers=TOWERS, meeting=meeting, job_side=lambda: job_side(self.facts()),
+            without_lora="start SGLang without --enable-lora and --lora-paths")
         executor = Executor(plan, rank, device=self._device(), rendezvous=from_unique_id(meeting, rank, plan.world_size))
         self._check_backends = bool(request.get("check_backends", True))
         self.executor = executor
@@ -317,7 +324,7 @@ class Worker:
         executor = self._joined()
         model = self._runner.model
         facts = self.facts()
-        refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if self._check_backends else ""
+        refusal = refusal_of(facts, executor.plan.requirements(executor.rank), self._check_backends)
         parameters, buffers = tensors_of(model)
         vision = workers.holds_moved_tower(parameters, TOWERS, executor)
         workers.bind(executor, parameters, buffers, hooks_of(model), refusal=refusal, job_side=job_side(facts, vision), towers=TOWERS,

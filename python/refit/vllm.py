@@ -153,22 +153,61 @@ def facts_of(vllm_config: Any, model: Any) -> dict[str, Any]:
     parallel = vllm_config.parallel_config
     backends = {getattr(getattr(module, "quant_method", None), "unquantized_backend", None)
                 for _, module in model.named_modules()}
+    placements = {placement for _, module in model.named_modules() if (placement := _placement_of(module))}
     return {"vllm": importlib.import_module("vllm").__version__,
             "tensor_parallel": parallel.tensor_parallel_size,
             "pipeline_parallel": parallel.pipeline_parallel_size,
             "data_parallel": parallel.data_parallel_size,
             "expert_parallel": bool(getattr(parallel, "enable_expert_parallel", False)),
+            "expert_placements": sorted(placements),
+            "moves_experts": bool(getattr(parallel, "enable_eplb", False)),
             "mm_encoder_tp_mode": getattr(getattr(vllm_config.model_config, "multimodal_config", None), "mm_encoder_tp_mode", None),
             "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
             "quantization": vllm_config.model_config.quantization,
             "moe_backends": sorted(backend.name for backend in backends if backend is not None)}
 
 
-def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str]) -> str:
-    """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does."""
-    wanted = requirements.get("moe_backend", "triton")
-    restart = f"start vLLM with moe_backend \"{wanted}\" (kernel_config)"
-    return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
+def _placement_of(module: Any) -> str:
+    """Which experts of a layer stand on this rank, by the map that vLLM loads them and computes by: "linear", "round_robin", "linear or
+    round_robin" if both place them so, "unknown" if neither does. "" if the module has no experts, or all. What vLLM was asked for
+    may differ: it falls back to linear where a model has no groups of experts."""
+    owner = getattr(module, "expert_map_manager", module)  # in older releases the layer has the map itself
+    experts = getattr(owner, "expert_map", None)
+    rank, ranks = getattr(owner, "ep_rank", None), getattr(owner, "ep_size", 1)
+    if ranks == 1 or (experts is None and not isinstance(rank, int)):
+        return ""
+    if experts is None:
+        return "unknown"
+    slots = {slot: expert for expert, slot in enumerate(experts.tolist()) if slot >= 0}
+    here = [slots[slot] for slot in sorted(slots)]
+    count, more = divmod(len(experts), ranks)
+    begin = rank * count + min(rank, more)
+    ways = {"linear": range(begin, begin + count + (rank < more)), "round_robin": range(rank, len(experts), ranks)}
+    return " or ".join(way for way, expected in ways.items() if here == list(expected)) or "unknown"
+
+
+def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_backends: bool = True) -> str:
+    """Why a plan of these `requirements` does not fit this worker although names and shapes may; "" if it does. Without
+    `check_backends` the experts' backend is not compared, where they stand is."""
+    def moe_backend(wanted: str) -> str:
+        restart = f"start vLLM with moe_backend \"{wanted}\" (kernel_config)"
+        return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
+
+    def expert_placement(wanted: str) -> str:
+        if facts["moves_experts"]:
+            return "the engine moves experts while it serves (EPLB), which no plan follows: start vLLM without enable_eplb"
+        for found in facts["expert_placements"]:
+            if wanted in found.split(" or "):
+                continue
+            remedy = "no plan of this release has that order"
+            if found != "unknown":
+                remedy = f'put "experts": {{"placement": "{found.split(" or ")[0]}"}} into the job\'s destination'
+                if wanted == "linear":
+                    remedy += ', or start vLLM with expert_placement_strategy="linear"'
+            return f"the engine's ranks hold experts in the order {found}; the plan has them in the order {wanted}: {remedy}"
+        return ""
+
+    return workers.refusal_of(requirements, moe_backend, expert_placement, check_backends)
 
 
 def refusal_of_packed(executor: Executor, parameters: Mapping[str, Any]) -> str:
@@ -202,7 +241,7 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
     place = workers.place_in_plan(
         plan, lambda: rank_in_plan(plan, parallel, rank, engine), ranks=parallel.world_size * parallel.data_parallel_size,
         parameters=parameters, buffers=buffers, towers=towers_of(model), meeting=meeting,
-        job_side=lambda: job_side(facts_of(vllm_config, model)), engines=engines)
+        job_side=lambda: job_side(facts_of(vllm_config, model)), without_lora="start vLLM without enable_lora", engines=engines)
     with workers.ending_the_meeting(meeting):
         if isinstance(meeting, bytes):
             executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
@@ -220,7 +259,7 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
                 timeout: float = TIMEOUT_SECONDS) -> None:
     """Binds a vLLM worker's live model, also anew."""
     facts = facts_of(vllm_config, model)
-    refusal = refusal_of(facts, executor.plan.requirements(executor.rank)) if check_backends else ""
+    refusal = refusal_of(facts, executor.plan.requirements(executor.rank), check_backends)
     refusal = refusal or refusal_after_sleep(executor, model)
     towers = towers_of(model)
     parameters, buffers = tensors_of(model)
@@ -253,6 +292,8 @@ def refusal_before_bind(model: Any) -> str:
 def refusal_after_sleep(executor: Executor, model: Any) -> str:
     """Why the worker may not serve what the plan's refits make of it, or ""."""
     discarded = weight_memory.lost(model)
+    if not discarded:  # asked at every update: listing the tensors of a large model takes milliseconds
+        return ""
     lost = workers.left_alone([name for name in tensors_of(model)[0] if name in discarded], towers_of(model), executor)
     return "" if not lost else (
         f"vLLM slept at level 2 (or at an unknown level, before refit_init), which discarded {workers.shown(lost)}, and no refit writes "

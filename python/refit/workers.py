@@ -8,10 +8,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from refit import rendezvous
+from refit import lora, rendezvous
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
+from refit.requirements import Comparison
+from refit.requirements import refusal_of as requirements_refusal
 
 # What a worker says of a request: {"rank", "state", "refits", "version", "delta", "error"}. "delta": its DeltaReport of the last
 # refit as a dict, or None.
@@ -62,10 +64,14 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
 
 
 def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
-                  towers: Sequence[str], meeting: Any, job_side: Callable[[], str], engines: Optional[int] = None) -> int:
+                  towers: Sequence[str], meeting: Any, job_side: Callable[[], str], without_lora: str,
+                  engines: Optional[int] = None) -> int:
     """The rank that `find` gives a worker of an engine of `ranks` ranks, one of `engines` if that is known. If the plan is not for
     engines of its mesh it raises InvalidArgument, and ends the meeting of a unique id for all ranks: they would wait for ranks that
-    nobody starts."""
+    nobody starts. An engine that has LoRA switched on ends it with FailedPrecondition; `without_lora` says how to start it."""
+    if refusal := lora.refusal_of([*parameters, *buffers], "this engine", without_lora):
+        end_meeting(meeting, refusal)
+        raise FailedPrecondition(refusal)
     fits = plan.destination_ranks % ranks == 0  # else an engine is one too many, perhaps
     try:
         rank = find()
@@ -250,6 +256,14 @@ def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable
     side |= {"moe_backend": backend for backend in backends}
     quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""
     return f'this worker is "destination": {json.dumps(side)}, dtype {facts["dtype"]}{quantized}'
+
+
+def refusal_of(requirements: Mapping[str, str], moe_backend: Comparison, expert_placement: Comparison, check_backends: bool) -> str:
+    """Why an engine does not satisfy what the plan requires of it; "" if it does. A plan of an earlier build states no backend."""
+    stated = {"moe_backend": "triton", **requirements}
+    if not check_backends:
+        del stated["moe_backend"]
+    return requirements_refusal(stated, {"moe_backend": moe_backend, "expert_placement": expert_placement})
 
 
 def moe_backend_refusal(found: Iterable[str], orders: Mapping[str, str], wanted: str, restart: str) -> str:

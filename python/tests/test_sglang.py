@@ -63,10 +63,30 @@ FACTS = {"sglang": "0.5.23", "tensor_parallel": 2, "pipeline_parallel": 1, "data
     ({"expert_rebalancing": True}, {}, ""),
     ({"expert_location": "map.json"}, {"expert_placement": "linear"}, "--init-expert-location map.json"),
     ({"expert_location": "map.json"}, {"expert_placement": "table"}, ""),
+    ({}, {"expert_placement": "table"}, "start SGLang with --init-expert-location and that map"),
+    ({}, {"expert_placement": "round_robin"}, 'the plan places experts "round_robin", as SGLang never does'),
+    ({}, {"expert_rotation": "left"}, 'the plan requires expert_rotation "left"'),
 ])
 def test_what_shapes_do_not_show_is_refused_with_a_way_out(facts, requirements, refusal):
     found = refit.sglang.refusal_of({**FACTS, **facts}, requirements)
     assert refusal in found and bool(found) == bool(refusal), found
+
+
+def test_where_experts_stand_is_compared_also_if_their_backend_is_not():
+    facts = {**FACTS, "moe_backends": ["flashinfer_trtllm"], "expert_rebalancing": True}
+    assert refit.sglang.refusal_of(facts, {"moe_backend": "triton"}, check_backends=False) == ""
+    assert "--enable-eplb" in refit.sglang.refusal_of(facts, {"expert_placement": "linear"}, check_backends=False)
+
+
+def test_an_engine_with_lora_is_refused_by_that_name(tiny_job, tmp_path, monkeypatch):
+    plan = refit.compile({"model": CONFIG, "source": {"layout": "fsdp"}, "destination": {"layout": "sglang"}})
+    plan.save(tmp_path / "plan.refit")
+    engine = Engine(plan, 1, 1, monkeypatch)
+    engine.tensors[0]["model.layers.0.self_attn.qkv_proj.base_layer.weight"] = \
+        engine.tensors[0].pop("model.layers.0.self_attn.qkv_proj.weight")
+    (reply,) = engine.ask(op="init", plan=str(tmp_path / "plan.refit"), meeting=refit.rendezvous.unique_id().hex(), timeout=20)
+    assert reply["error"].startswith('FailedPrecondition: this engine has LoRA switched on: "model.layers.0.self_attn.qkv_proj.base_layer')
+    assert reply["error"].endswith("start SGLang without --enable-lora and --lora-paths")
 
 
 def test_a_worker_names_the_destination_of_its_job():

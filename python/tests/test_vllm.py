@@ -16,6 +16,7 @@ import pytest
 
 import refit
 import refit.vllm
+from refit import lora, requirements
 from refit.vllm_client import HTTPClient, update_by
 
 
@@ -94,6 +95,99 @@ def test_what_is_derived_is_of_the_attention_beside_the_tensor_whatever_its_name
     assert derived == ["layers.0.mixer.mla_attn", "layers.1.mixer.mla_attn", "layers.0.attn.attn"]
     with pytest.raises(LookupError, match='no attention beside "layers.1.mlp.up.weight" derives anything in this vLLM'):
         hooks["derive-latent-projections"]("layers.1.mlp.up.weight", tensor)
+
+
+def placed(rank, ranks, experts, local, whole=False):
+    """A layer's experts as vLLM 0.32 has them; with `whole` as older releases have them."""
+    slots = [local.index(expert) if expert in local else -1 for expert in range(experts)]
+    layer = types.SimpleNamespace(ep_rank=rank, ep_size=ranks, expert_map=None if ranks == 1 else np.array(slots))
+    return layer if whole else types.SimpleNamespace(expert_map_manager=layer)
+
+
+def test_where_experts_stand_is_read_from_the_map_that_the_engine_computes_by():
+    def placement(*given, **named):
+        return refit.vllm._placement_of(placed(*given, **named))
+
+    assert placement(0, 1, 4, [0, 1, 2, 3]) == refit.vllm._placement_of(types.SimpleNamespace()) == ""
+    assert placement(1, 2, 8, [4, 5, 6, 7]) == placement(1, 2, 8, [4, 5, 6, 7], whole=True) == "linear"
+    assert placement(1, 2, 8, [1, 3, 5, 7]) == placement(1, 2, 8, [1, 3, 5, 7], whole=True) == "round_robin"
+    assert placement(2, 4, 4, [2]) == "linear or round_robin"
+    assert placement(2, 3, 8, [6, 7]) == "linear"  # the first ranks have one more
+    assert placement(0, 2, 8, [0, 1, 2, 7]) == placement(1, 2, 8, [0, 1, 2, 3]) == placement(1, 2, 8, [5, 4, 6, 7]) == "unknown"
+    assert refit.vllm._placement_of(types.SimpleNamespace(ep_rank=1, ep_size=2, expert_map=None)) == "unknown"
+
+
+def placement_refusal(wanted, *found, moves_experts=False, **options):
+    facts = {"moe_backends": [], "expert_placements": list(found), "moves_experts": moves_experts}
+    return refit.vllm.refusal_of(facts, {} if wanted is None else {"expert_placement": wanted}, **options)
+
+
+def test_experts_that_stand_elsewhere_than_in_the_plan_are_refused():
+    for wanted, found in (("linear", ["linear"]), ("round_robin", ["round_robin"]), ("round_robin", ["linear or round_robin"]),
+                          ("linear", ["linear", "linear or round_robin"]), ("linear", []), (None, ["round_robin"])):
+        assert placement_refusal(wanted, *found) == ""
+    assert placement_refusal("linear", "round_robin") == (
+        "the engine's ranks hold experts in the order round_robin; the plan has them in the order linear: put \"experts\": "
+        "{\"placement\": \"round_robin\"} into the job's destination, or start vLLM with expert_placement_strategy=\"linear\"")
+    assert placement_refusal("round_robin", "linear").endswith(
+        "the plan has them in the order round_robin: put \"experts\": {\"placement\": \"linear\"} into the job's destination")
+    assert placement_refusal("table", "linear").endswith("put \"experts\": {\"placement\": \"linear\"} into the job's destination")
+    assert placement_refusal("linear", "linear", "unknown").endswith("no plan of this release has that order")
+    # Whatever is not asked of the backends is asked of the places.
+    assert placement_refusal("linear", "round_robin", check_backends=False) != ""
+    assert placement_refusal("linear", "linear", moves_experts=True) == (
+        "the engine moves experts while it serves (EPLB), which no plan follows: start vLLM without enable_eplb")
+    assert placement_refusal(None, moves_experts=True) == ""
+
+
+def test_a_requirement_that_nobody_can_compare_is_refused():
+    assert "the plan requires expert_rotation \"left\", and this release of Refit does not know" in refit.vllm.refusal_of(
+        {"moe_backends": []}, {"expert_rotation": "left"})
+    compared = []
+    assert requirements.refusal_of({"a": "1", "b": "2"}, {"a": lambda wanted: compared.append(wanted) or "", "b": lambda wanted: "no",
+                                                          "c": compared.append}) == "no"
+    assert compared == ["1"]
+
+
+def test_a_worker_whose_experts_stand_elsewhere_is_refused(trainer_and_worker, monkeypatch):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    monkeypatch.setattr(refit.Plan, "requirements", lambda plan, rank: {"expert_placement": "linear", "moe_backend": "triton"})
+
+    def error(experts, **options):
+        worker.experts.expert_map_manager = placed(0, 2, 4, experts).expert_map_manager
+        worker.vllm_config.parallel_config.__dict__.update(options)
+        return together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_bind(timeout=20))[1]["error"]
+
+    assert error([0, 1]) == ""
+    assert error([0, 2]).startswith("BindError: rank 1: the engine's ranks hold experts in the order round_robin")
+    assert "start vLLM without enable_eplb" in error([0, 1], enable_eplb=True)
+
+
+def test_an_engine_with_lora_is_refused_by_that_name(trainer_and_worker):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    live = {name.replace("_proj.weight", "_proj.base_layer.weight"): tensor for name, tensor in arrays_of(plan, 1).items()}
+    worker.model_runner.model.named_parameters = live.items
+    meeting = refit.rendezvous.unique_id()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        joined = pool.submit(refit.join, plan, 0, arrays_of(plan, 0), unique_id=meeting, device="cpu", timeout=60)
+        error = worker.refit_init(plan, meeting)["error"]
+        with pytest.raises(refit.Aborted, match="the meeting was ended: this engine has LoRA switched on"):
+            joined.result()
+    assert error == (
+        'FailedPrecondition: this engine has LoRA switched on: "model.layers.0.self_attn.qkv_proj.base_layer.weight" and 1 more tensors '
+        "are those of adapted modules. Refit moves whole weights, into which a trainer has merged its adapters: start vLLM without "
+        "enable_lora")
+    for name in ("base_model.model.layers.0.q_proj.lora_A.default.weight", "q_proj.lora_B.weight"):
+        assert lora.refusal_of([name], "the trainer", "do not") != ""
+    assert lora.refusal_of(["model.lora.weight", "base_layers.0.weight"], "the trainer", "do not") == ""
+
+
+def test_an_update_lists_no_tensors_if_nothing_slept(trainer_and_worker, monkeypatch):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    listed, tensors_of = [], refit.vllm.tensors_of
+    monkeypatch.setattr(refit.vllm, "tensors_of", lambda model: listed.append(model) or tensors_of(model))
+    reply = together(lambda: trainer.run(timeout=20), lambda: worker.refit_update(timeout=20))[1]
+    assert (reply["error"], reply["refits"], listed) == ("", 1, [])
 
 
 Backend = enum.Enum("Backend", ["TRITON", "FLASHINFER_CUTLASS"])

@@ -25,5 +25,6 @@ fi
 if [ $# -eq 0 ]; then
   "$venv/bin/python" -B tests/engines/vllm_workers.py
   "$venv/bin/python" -B tests/engines/vllm_workers.py --family dense --colocated
+  "$venv/bin/python" -B tests/engines/vllm_workers.py --experts
   "$venv/bin/python" -B tests/engines/vllm_engines.py
 fi

@@ -55,6 +55,8 @@ FAMILIES = {
                "time_step_limit": [0.0, 100.0], "time_step_floor": 1e-4, "time_step_min": 0.001,
                "time_step_max": 0.1, "rescale_prenorm_residual": True, "use_mamba_kernels": True},
 }
+# vLLM places experts in turn only where a router chooses among groups of them.
+FAMILIES["grouped"] = {**FAMILIES["latent"], "n_group": 2}
 # Small models of tests/frameworks, with widths that vLLM's kernels for CPUs take.
 DELTA_WIDTHS = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 LATENT_WIDTHS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}

@@ -1,11 +1,13 @@
 """Workers of a real vLLM that are processes of their own take a refit over UCX from a trainer in another one.
 
-    python vllm_workers.py [--family NAME …] [--tensor-parallel N …] [--colocated]
+    python vllm_workers.py [--family NAME …] [--tensor-parallel N …] [--colocated | --experts]
 
 As vllm_cpu.py, but engine, workers and trainer are processes of their own, as they are in production. Then a refit fails: one
 error has those of all workers, and no later call is given an old one. All bind anew, and the next refits must be equal again.
 
 --colocated: by a plan for as many FSDP trainers as workers, on the same GPUs. All bind anew before each refit, as after sleep.
+--experts: an engine that places experts in turn (expert_placement_strategy="round_robin") refuses a plan that has them in their order,
+and takes one that has them in turn. Of family "grouped", with two workers.
 """
 import argparse
 import os
@@ -21,8 +23,11 @@ import vllm_cpu  # noqa: E402  its environment comes after this one
 from trainer import TIMEOUT_SECONDS, Trainer, check_equal, write_checkpoint  # noqa: E402
 
 
-def engine_of(checkpoint, tensor_parallel):
-    return vllm_cpu.engine_of(checkpoint, tensor_parallel_size=tensor_parallel, worker_extension_cls="worker.Extension")
+IN_TURN = {"enable_expert_parallel": True, "expert_placement_strategy": "round_robin"}
+
+
+def engine_of(checkpoint, tensor_parallel, **options):
+    return vllm_cpu.engine_of(checkpoint, tensor_parallel_size=tensor_parallel, worker_extension_cls="worker.Extension", **options)
 
 
 def states_of(llm, work):
@@ -39,7 +44,7 @@ def tokens_of(llm):
 def fresh(arguments):
     import torch
 
-    llm = engine_of(arguments.work / "b", arguments.tensor_parallel)
+    llm = engine_of(arguments.work / "b", arguments.tensor_parallel, **(IN_TURN if arguments.experts else {}))
     torch.save({"states": states_of(llm, arguments.work), "tokens": tokens_of(llm)}, arguments.work / "fresh.pt")
 
 
@@ -143,8 +148,49 @@ def colocated(arguments):
     print(f"{arguments.family}, tensor-parallel {count}, colocated with {count} trainers: {found}")
 
 
+def experts(arguments):
+    import torch
+
+    import refit
+    import refit.vllm
+
+    llm = engine_of(arguments.work / "a", arguments.tensor_parallel, **IN_TURN)
+    before = tokens_of(llm)
+    assert [facts["expert_placements"] for facts in refit.vllm.facts(llm)] == [["round_robin"]] * arguments.tensor_parallel
+
+    def bound_by(placement):
+        plan = refit.compile({"model": vllm_cpu.FAMILIES[arguments.family], "source": {"layout": "fsdp"},
+                              "destination": {"layout": "vllm", "tensor_parallel": arguments.tensor_parallel, "expert_parallel": True,
+                                              "experts": {"placement": placement}}})
+        plan.save(arguments.work / "plan.refit")
+        trainer = Trainer(plan)
+        trainer.tell("bind")
+        try:
+            refit.vllm.init(llm, str(arguments.work / "plan.refit"), trainer.unique_id, check_backends=False, timeout=TIMEOUT_SECONDS)
+        finally:
+            trainer.answer()
+        return trainer
+
+    try:
+        bound_by("linear").close()
+    except refit.vllm.WorkerError as error:
+        assert str(error).count("the engine's ranks hold experts in the order round_robin; the plan has them in the order linear") == \
+            arguments.tensor_parallel, error
+    else:
+        raise AssertionError("a plan that has experts elsewhere was bound")
+    trainer = bound_by("round_robin")
+    refit_to(llm, trainer, 3, 1)
+    refit_to(llm, trainer, 2, 2)
+    found = check_equal(states_of(llm, arguments.work), tokens_of(llm), torch.load(arguments.work / "fresh.pt"), before)
+    refit.vllm.close(llm)
+    trainer.close()
+    print(f"{arguments.family}, tensor-parallel {arguments.tensor_parallel}, experts in turn: {found}")
+
+
 def run(arguments):
-    last = "colocated" if arguments.colocated else "refitted"
+    last = "colocated" if arguments.colocated else "experts" if arguments.experts else "refitted"
+    if arguments.experts:
+        arguments.family = ["grouped"]
     for family in arguments.family:
         for size in arguments.tensor_parallel:
             with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
@@ -154,7 +200,7 @@ def run(arguments):
                 write_checkpoint(work / "b", vllm_cpu.FAMILIES[family], plan, 2)
                 for role in ("fresh", last):
                     done = subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work), "--family", family,
-                                           "--tensor-parallel", str(size)])
+                                           "--tensor-parallel", str(size), *(["--experts"] if arguments.experts else [])])
                     if done.returncode != 0:
                         sys.exit(f"{family}, tensor-parallel {size}, {role}: failed")
 
@@ -164,11 +210,12 @@ if __name__ == "__main__":
     parser.add_argument("--family", nargs="+", choices=vllm_cpu.FAMILIES, default=["hybrid"])
     parser.add_argument("--tensor-parallel", nargs="+", type=int, default=[2])
     parser.add_argument("--colocated", action="store_true")
-    parser.add_argument("--role", choices=("fresh", "refitted", "colocated"), help=argparse.SUPPRESS)
+    parser.add_argument("--experts", action="store_true")
+    parser.add_argument("--role", choices=("fresh", "refitted", "colocated", "experts"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.role is None:
         run(parsed)
     else:
         (parsed.family,), (parsed.tensor_parallel,) = parsed.family, parsed.tensor_parallel
-        {"fresh": fresh, "refitted": refitted, "colocated": colocated}[parsed.role](parsed)
+        {"fresh": fresh, "refitted": refitted, "colocated": colocated, "experts": experts}[parsed.role](parsed)
