@@ -31,7 +31,7 @@ from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
-from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked
+from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked, deadline
 
 __all__ = [
     "MOE_BACKENDS", "Place", "Server", "TOWERS", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
@@ -542,12 +542,6 @@ def _run(llm: Any, work: Awaitable[Replies]) -> Replies:
     return asyncio.run(work)  # type: ignore[arg-type]
 
 
-def _deadline(timeout: float) -> float:
-    """How long a request may take whose ranks have `timeout` for each of what they do: they connect, bind and gather.
-    docs/integrations/sglang.md tells it."""
-    return 3 * timeout + 2 * GRACE_SECONDS
-
-
 async def _ask(client: Any, op: str, timeout: float, **fields: Any) -> Replies:
     """A request, and a second one that waits for it if it has only begun."""
     answer = await _send(client, {"op": op, "timeout": timeout, **fields}, timeout)
@@ -558,7 +552,7 @@ async def _ask(client: Any, op: str, timeout: float, **fields: Any) -> Replies:
 
 async def _send(client: Any, fields: Mapping[str, Any], timeout: float, version: Optional[str] = None,
                 flush_cache: bool = False) -> Mapping[str, Any]:
-    success, message = await client.update_weights(json.dumps(fields).encode(), version, flush_cache, _deadline(timeout))
+    success, message = await client.update_weights(json.dumps(fields).encode(), version, flush_cache, deadline(timeout))
     try:
         # SGLang joins the replies of several schedulers, which are alike, and adds words of its own.
         answer: Mapping[str, Any] = json.JSONDecoder().raw_decode(message)[0]
@@ -644,7 +638,7 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
                               'flush_cache=False, or pause="retract"')
     client = _client(llm)
     if pause is not None:
-        await client.pause(pause, _deadline(timeout))
+        await client.pause(pause, deadline(timeout))
     answer = await _send(client, {"op": "update", "timeout": timeout, "version": version, "check": check,
                                    "dense": dense}, timeout)
     if answer["replies"] is not None:
@@ -667,5 +661,5 @@ async def _finish(client: Any, version: Optional[str], flush_cache: bool, resume
     answer = await _send(client, {"op": "wait"}, timeout, version, flush_cache)
     replies = checked(answer["replies"], answer["error"])
     if resume:
-        await client.resume(_deadline(timeout))
+        await client.resume(deadline(timeout))
     return replies

@@ -21,7 +21,7 @@ import inspect
 import os
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from refit import vllm_driver, vllm_sleep, weight_memory, workers
+from refit import vllm_cores, vllm_driver, vllm_sleep, weight_memory, workers
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
@@ -71,13 +71,25 @@ def register() -> None:
 # The worker's side.
 
 
-def rank_in_plan(plan: Plan, parallel: Any, rank: int, engine: int = 0) -> int:
+def data_parallel_of(plan: Plan, parallel: Any, engines: Optional[int] = None) -> int:
+    """How many engine cores the worker's engine has. Each core of a dense model computes by itself, and vLLM sets data_parallel_size
+    to 1 there. Then the plan tells, if it is known how many `engines` join."""
+    cores: int = parallel.data_parallel_size
+    # vLLM keeps the core's number, and chose ports for the cores to meet by.
+    is_one_of_several = parallel.data_parallel_index > 0 or bool(getattr(parallel, "_data_parallel_master_port_list", ()))
+    if cores > 1 or engines is None or not is_one_of_several:
+        return cores
+    return max(1, plan.destination_ranks // (engines * parallel.world_size))
+
+
+def rank_in_plan(plan: Plan, parallel: Any, rank: int, engine: int = 0, data_parallel: Optional[int] = None) -> int:
     """The plan's rank of a vLLM worker. vLLM's order: tensor-parallel fastest, then pipeline (these two are `rank`),
-    then data-parallel, then engines."""
+    then data-parallel, then engines. `data_parallel`: how many cores the engine has, if the worker's vLLM does not know."""
     within = parallel.data_parallel_index * parallel.world_size + rank
+    cores = data_parallel or parallel.data_parallel_size
     return workers.rank_in_plan(
         plan, within, engine, tensor_parallel=parallel.tensor_parallel_size, pipeline_parallel=parallel.pipeline_parallel_size,
-        data_parallel=parallel.data_parallel_size, ranks=parallel.world_size * parallel.data_parallel_size)
+        data_parallel=cores, ranks=parallel.world_size * cores)
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -230,18 +242,21 @@ def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
 
 
 def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, model: Any, *, rank: int, device: Any,
-                engine: int = 0, engines: Optional[int] = None, check_backends: bool = True,
+                engine: int = 0, engines: Optional[int] = None, data_parallel: Optional[int] = None, check_backends: bool = True,
                 timeout: float = TIMEOUT_SECONDS) -> Executor:
-    """An executor that is bound to a vLLM worker's live model. `engines`: of how many that join, if that is known."""
+    """An executor that is bound to a vLLM worker's live model. `engines`: of how many that join, and `data_parallel`: how many cores
+    each has, if that is known."""
     meeting = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
     parallel = vllm_config.parallel_config
     with workers.ending_the_meeting(meeting):
         plan = load_plan(plan)
     parameters, buffers = tensors_of(model)
+    cores = data_parallel or data_parallel_of(plan, parallel, engines)
     place = workers.place_in_plan(
-        plan, lambda: rank_in_plan(plan, parallel, rank, engine), ranks=parallel.world_size * parallel.data_parallel_size,
+        plan, lambda: rank_in_plan(plan, parallel, rank, engine, cores), ranks=parallel.world_size * cores,
         parameters=parameters, buffers=buffers, towers=towers_of(model), meeting=meeting,
-        job_side=lambda: job_side(facts_of(vllm_config, model)), without_lora="start vLLM without enable_lora", engines=engines)
+        job_side=lambda: job_side({**facts_of(vllm_config, model), "data_parallel": cores}),
+        without_lora="start vLLM without enable_lora", engines=engines, is_inferred=cores != parallel.data_parallel_size)
     with workers.ending_the_meeting(meeting):
         if isinstance(meeting, bytes):
             executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
@@ -314,9 +329,10 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
     _refit_check_backends = True
 
     def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
-                   timeout: float = TIMEOUT_SECONDS, engines: Optional[int] = None) -> Reply:
+                   timeout: float = TIMEOUT_SECONDS, engines: Optional[int] = None, data_parallel: Optional[int] = None) -> Reply:
         """Meets trainers and workers, and binds this worker's tensors. Of several engines `engine` is this one's
-        number; `engines` is how many they are, for who knows. An executor of an earlier meeting is closed."""
+        number; `engines` is how many they are, and `data_parallel` how many cores each has, for who knows. An executor of an earlier
+        meeting is closed."""
         def init() -> None:
             worker: Any = self
             vllm_sleep.watch(worker)
@@ -326,8 +342,8 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
                 self._refit = None
             self._refit_check_backends = check_backends
             self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
-                                      device=worker.device, engine=engine, engines=engines, check_backends=check_backends,
-                                      timeout=timeout)
+                                      device=worker.device, engine=engine, engines=engines, data_parallel=data_parallel,
+                                      check_backends=check_backends, timeout=timeout)
         return self._refit_reply(init)
 
     def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False,
@@ -406,14 +422,16 @@ def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *,
     """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read. Of several engines
     `engine` is this one's number."""
     with workers.ending_the_meeting(meeting), _needs_extension():
-        return checked(llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+        return checked(vllm_cores.call(llm, "refit_init", (plan, meeting, engine, check_backends, timeout), timeout=timeout))
 
 
 async def init_async(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
                      timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     async with workers.ending_the_meeting_async(meeting):
         with _needs_extension():
-            return checked(await llm.collective_rpc("refit_init", args=(plan, meeting, engine, check_backends, timeout)))
+            return checked(await vllm_cores.call_async(
+                llm, "refit_init", (plan, meeting, engine, check_backends, timeout, None, vllm_cores.engine_cores(llm)),
+                timeout=timeout))
 
 
 @contextlib.contextmanager
@@ -429,11 +447,11 @@ def _needs_extension() -> Iterator[None]:
 
 def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     """Has them bind anew, while the trainers bind (and connect before, if the last refit failed)."""
-    return checked(llm.collective_rpc("refit_bind", args=(timeout,)))
+    return checked(vllm_cores.call(llm, "refit_bind", (timeout,), timeout=timeout))
 
 
 async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    return checked(await llm.collective_rpc("refit_bind", args=(timeout,)))
+    return checked(await vllm_cores.call_async(llm, "refit_bind", (timeout,), timeout=timeout))
 
 
 def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True, check: bool = False,
@@ -445,7 +463,7 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
     `Executor.run(check=True)` does; the trainers must give it too. `dense`: a refit of a plan with options.delta that sends
     all, whatever the trainers ask for: after something else than a refit wrote the workers' tensors.
     """
-    replies = checked(llm.collective_rpc("refit_update", args=(version, timeout, check, dense)))
+    replies = checked(vllm_cores.call(llm, "refit_update", (version, timeout, check, dense), timeout=timeout))
     engine = llm.llm_engine
     if reset_caches:
         if _caches_prefixes(engine):
@@ -465,9 +483,9 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     torn."""
     if pause is not None:
         await llm.pause_generation(mode=pause, clear_cache=False)
-    replies = checked(await llm.collective_rpc("refit_update", args=(version, timeout, check, dense)))
+    replies = checked(await vllm_cores.call_async(llm, "refit_update", (version, timeout, check, dense), timeout=timeout))
     if reset_caches:
-        _check_reset(await llm.reset_prefix_cache(**_running_too(llm)), replies)
+        _check_reset(await vllm_cores.reset_prefix_cache(llm, **_running_too(llm)), replies)
         if hasattr(llm, "reset_encoder_cache"):
             await llm.reset_encoder_cache()
     if version is not None and hasattr(llm, "update_weight_version"):
@@ -502,12 +520,14 @@ def compare(llm: Any, reference: str, *, perturb: bool = True, refit: bool = Tru
 
     `refit=False` compares what the last refit left; then the trainers do nothing.
     """
-    return _reports(llm.collective_rpc("refit_check", args=(str(reference), perturb, refit, timeout)))
+    return _reports(vllm_cores.call(llm, "refit_check", (str(reference), perturb, refit, timeout),
+                                    timeout=max(timeout, TIMEOUT_SECONDS)))  # it also reads the checkpoint
 
 
 async def compare_async(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
                         timeout: float = TIMEOUT_SECONDS) -> list[Report]:
-    return _reports(await llm.collective_rpc("refit_check", args=(str(reference), perturb, refit, timeout)))
+    return _reports(await vllm_cores.call_async(llm, "refit_check", (str(reference), perturb, refit, timeout),
+                                                timeout=max(timeout, TIMEOUT_SECONDS)))  # it also reads the checkpoint
 
 
 def _reports(replies: Sequence[Mapping[str, Any]]) -> list[Report]:
@@ -516,17 +536,17 @@ def _reports(replies: Sequence[Mapping[str, Any]]) -> list[Report]:
 
 def facts(llm: Any) -> list[dict[str, Any]]:
     """What each worker's vLLM chose (`facts_of`)."""
-    return list(llm.collective_rpc("refit_facts"))
+    return vllm_cores.call(llm, "refit_facts")
 
 
 async def facts_async(llm: Any) -> list[dict[str, Any]]:
-    return list(await llm.collective_rpc("refit_facts"))
+    return await vllm_cores.call_async(llm, "refit_facts")
 
 
 def close(llm: Any) -> list[Reply]:
     """Frees what the workers hold. Close the trainers' executors alike."""
-    return checked(llm.collective_rpc("refit_close"))
+    return checked(vllm_cores.call(llm, "refit_close"))
 
 
 async def close_async(llm: Any) -> list[Reply]:
-    return checked(await llm.collective_rpc("refit_close"))
+    return checked(await vllm_cores.call_async(llm, "refit_close"))

@@ -23,6 +23,11 @@ Reply = dict[str, Any]
 GRACE_SECONDS = 60.0
 
 
+def deadline(timeout: float) -> float:
+    """How long an engine's answer may take whose workers have `timeout` for each step: they connect, bind, and refit or gather."""
+    return 3 * timeout + 2 * GRACE_SECONDS
+
+
 class WorkerError(Error):
     """Workers of an engine failed: `replies` are those of all, in the engine's order."""
 
@@ -65,10 +70,11 @@ def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, 
 
 def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
                   towers: Sequence[str], meeting: Any, job_side: Callable[[], str], without_lora: str,
-                  engines: Optional[int] = None) -> int:
+                  engines: Optional[int] = None, is_inferred: bool = False) -> int:
     """The rank that `find` gives a worker of an engine of `ranks` ranks, one of `engines` if that is known. If the plan is not for
     engines of its mesh it raises InvalidArgument, and ends the meeting of a unique id for all ranks: they would wait for ranks that
-    nobody starts. An engine that has LoRA switched on ends it with FailedPrecondition; `without_lora` says how to start it."""
+    nobody starts. An engine that has LoRA switched on ends it with FailedPrecondition; `without_lora` says how to start it.
+    `is_inferred`: `ranks` follows from the plan, so only the tensors tell whether the mesh is the plan's."""
     if refusal := lora.refusal_of([*parameters, *buffers], "this engine", without_lora):
         end_meeting(meeting, refusal)
         raise FailedPrecondition(refusal)
@@ -78,7 +84,7 @@ def place_in_plan(plan: Plan, find: Callable[[], int], *, ranks: int, parameters
         fits = False
         if engines is not None and plan.destination_ranks > engines * ranks:
             raise InvalidArgument(f"the plan has {plan.destination_ranks} destination ranks; engines that join: {engines}, of {ranks} each")
-        if plan.destination_ranks != ranks:  # several engines, or ones of a larger mesh
+        if plan.destination_ranks != ranks or is_inferred:  # several engines, or ones of a larger mesh
             _refuse_other_tensors(plan, rank, parameters, buffers, towers)
     except InvalidArgument as error:
         if not fits:

@@ -598,7 +598,7 @@ def test_a_server_is_asked_by_http():
 
 
 def test_a_server_that_does_not_answer_is_an_error(monkeypatch):
-    monkeypatch.setattr(refit.sglang, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(refit.workers, "GRACE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = "http://127.0.0.1:%d" % silent.getsockname()[1]
         with pytest.raises(refit.sglang.WorkerError, match=f"{url}/update_weights_from_tensor: no answer within 0.5 s"):
@@ -609,7 +609,7 @@ def test_a_server_that_does_not_answer_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("asked, method", [("facts", "update_weights_from_tensor"), ("update", "pause_generation")])
 def test_an_engine_that_does_not_answer_is_an_error(monkeypatch, asked, method):
-    monkeypatch.setattr(refit.sglang, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(refit.workers, "GRACE_SECONDS", 0.1)
 
     async def never(*_):
         await asyncio.Event().wait()

@@ -16,7 +16,7 @@ import pytest
 
 import refit
 import refit.vllm
-from refit import lora, requirements
+from refit import lora, requirements, weight_memory
 from refit.vllm_client import HTTPClient, update_by
 
 
@@ -188,6 +188,159 @@ def test_an_update_lists_no_tensors_if_nothing_slept(trainer_and_worker, monkeyp
     monkeypatch.setattr(refit.vllm, "tensors_of", lambda model: listed.append(model) or tensors_of(model))
     reply = together(lambda: trainer.run(timeout=20), lambda: worker.refit_update(timeout=20))[1]
     assert (reply["error"], reply["refits"], listed) == ("", 1, [])
+
+
+class Cores:
+    """Of vLLM's AsyncLLM with data parallelism what Refit calls. Its own methods answer for the first core alone."""
+
+    def __init__(self, *workers, world_size=1):
+        self.workers, self.resets, self.calls = workers, [True] * len(workers), []
+        self.vllm_config = types.SimpleNamespace(parallel_config=parallel(
+            tensor_parallel_size=1, world_size=world_size, data_parallel_size=len(workers)))
+        self.engine_core = types.SimpleNamespace(core_engines=[bytes([i]) for i in range(len(workers))], _call_utility_async=self.utility)
+
+    async def utility(self, name, *args, engine):
+        (core,) = engine
+        if name == "reset_prefix_cache":
+            return self.resets[core]
+        method, limit, arguments, _ = args
+        self.calls.append((name, method, limit))
+        return await asyncio.to_thread(lambda: [getattr(self.workers[core], method)(*arguments)])
+
+    async def collective_rpc(self, method, timeout=None, args=()):
+        return (await asyncio.gather(*[self.utility("collective_rpc", method, timeout, args, None, engine=engine)
+                                       for engine in self.engine_core.core_engines]))[0]
+
+    async def reset_prefix_cache(self, reset_running_requests=False):
+        return self.resets[0]
+
+    async def pause_generation(self, mode, clear_cache):
+        self.calls.append("pause")
+
+    async def resume_generation(self):
+        self.calls.append("resume")
+
+    async def update_weight_version(self, version):
+        self.calls.append(version)
+
+
+def core_worker(plan, core):
+    """A worker of one of two cores of a dense model, where vLLM keeps the core's number alone."""
+    worker = Worker(plan, "TRITON")
+    worker.vllm_config.parallel_config = parallel(tensor_parallel_size=1, world_size=1, data_parallel_index=core,
+                                                  _data_parallel_master_port_list=[29501])
+    return worker
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(__version__="0.32.0"))
+    plan = refit.compile({**_dense_job(), "destination": {"layout": "vllm", "data_parallel": 2}})
+    llm = Cores(core_worker(plan, 0), core_worker(plan, 1))
+    fabric = refit.LocalFabric(3)
+    trainer = refit.Executor(plan, 0, fabric=fabric)
+
+    def beside(work, own):
+        """What the coroutine returns or raises while the trainer does its own part."""
+        async def both():
+            own_part = asyncio.ensure_future(asyncio.to_thread(own))
+            try:
+                return await work
+            finally:
+                await own_part
+        return asyncio.run(both())
+
+    weights = {name: array + 1 for name, array in arrays_of(plan, 0).items()}
+    replies = beside(refit.vllm.init_async(llm, plan, fabric, timeout=20), lambda: trainer.bind(weights, timeout=20))
+    assert [(reply["rank"], reply["state"]) for reply in replies] == [(1, "bound"), (2, "bound")]
+    return plan, trainer, llm, beside, weights
+
+
+def test_all_engine_cores_are_heard(two_cores, tmp_path):
+    plan, trainer, llm, beside, weights = two_cores
+    replies = beside(refit.vllm.update_async(llm, version="1", timeout=20), lambda: trainer.run(timeout=20))
+    assert [(reply["rank"], reply["version"]) for reply in replies] == [(1, "1"), (2, "1")]
+    assert llm.calls == [("collective_rpc", "refit_init", 180)] * 2 + ["pause"] + [("collective_rpc", "refit_update", 180)] * 2 + [
+        "1", "resume"]
+    write_checkpoint(tmp_path, weights)
+    dict(llm.workers[1].model_runner.model.named_parameters())["model.norm.weight"][:] = 0
+    assert [report.ok for report in asyncio.run(refit.vllm.compare_async(llm, tmp_path, refit=False))] == [True, False]
+    assert len(asyncio.run(refit.vllm.facts_async(llm))) == 2
+
+
+def test_an_update_that_one_engine_core_refuses_fails_and_leaves_the_engine_paused(two_cores):
+    plan, trainer, llm, beside, _ = two_cores
+    weight_memory.release(llm.workers[1].model_runner.model)
+    llm.calls.clear()
+    with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers failed\n  worker 1 .*vLLM slept") as failed:
+        beside(refit.vllm.update_async(llm, version="1", timeout=20), lambda: trainer.run(timeout=20))
+    assert len(failed.value.replies) == 2 and "1" not in llm.calls and "resume" not in llm.calls
+    # Of an engine that did not start with the extension, or died.
+    llm.workers = (llm.workers[0], None)
+    with pytest.raises(refit.vllm.WorkerError, match="1 of 2 engine cores failed\n  engine core 1: AttributeError"):
+        asyncio.run(refit.vllm.facts_async(llm))
+
+
+def test_a_cache_that_one_engine_core_did_not_reset_fails_the_update(two_cores):
+    plan, trainer, llm, beside, _ = two_cores
+    llm.resets[1] = False
+    with pytest.raises(refit.vllm.WorkerError, match="did not reset its prefix cache"):
+        beside(refit.vllm.update_async(llm, timeout=20), lambda: trainer.run(timeout=20))
+
+
+def test_workers_that_do_not_reply_are_missed(two_cores):
+    llm = two_cores[2]
+    llm.vllm_config.parallel_config.world_size = 2
+    with pytest.raises(refit.vllm.WorkerError, match="2 of 4 workers replied"):
+        asyncio.run(refit.vllm.facts_async(llm))
+    alone = Llm(llm.workers[0])
+    alone.llm_engine.vllm_config = llm.vllm_config
+    with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers replied"):
+        refit.vllm.facts(alone)
+
+
+def test_a_release_that_cannot_call_each_engine_core_is_refused(two_cores):
+    llm = two_cores[2]
+    del llm.engine_core._call_utility_async
+    with pytest.raises(refit.FailedPrecondition, match="cannot call each of its 2 engine cores"):
+        asyncio.run(refit.vllm.facts_async(llm))
+
+
+def test_an_engine_core_that_hangs_is_not_waited_for_for_ever(two_cores, monkeypatch):
+    llm = two_cores[2]
+    monkeypatch.setattr(refit.vllm_cores, "GRACE_SECONDS", 0)
+    monkeypatch.setattr(refit.vllm_cores, "deadline", lambda timeout: 0.1)
+
+    async def never(*_, **__):
+        await asyncio.Event().wait()
+
+    llm.engine_core._call_utility_async = never
+    with pytest.raises(refit.DeadlineExceeded, match="the engine has not answered for 0.1 s"):
+        asyncio.run(refit.vllm.facts_async(llm))
+
+
+def test_the_plan_tells_how_many_cores_an_engine_of_a_dense_model_has(two_cores):
+    plan = two_cores[0]
+    core = core_worker(plan, 1).vllm_config.parallel_config
+    assert refit.vllm.data_parallel_of(plan, core, 1) == 2
+    assert refit.vllm.data_parallel_of(plan, core, 2) == refit.vllm.data_parallel_of(plan, core) == 1
+    alone = parallel(tensor_parallel_size=1, world_size=1, _data_parallel_master_port_list=[])
+    assert refit.vllm.data_parallel_of(plan, alone, 1) == 1
+    assert refit.vllm.data_parallel_of(plan, parallel(data_parallel_size=4), 1) == 4
+    # A plan for another mesh is refused before anybody waits.
+    wide = refit.compile({**_dense_job(), "destination": {"layout": "vllm", "tensor_parallel": 2}})
+    worker = core_worker(plan, 0)
+    error = worker.refit_init(wide, refit.LocalFabric(3), engines=1, timeout=20)["error"]
+    assert error.startswith('InvalidArgument: the plan is for another mesh: of its rank 1 "')
+    four = refit.compile({**_dense_job(), "destination": {"layout": "vllm", "data_parallel": 2, "replicas": 2}})
+    assert [refit.vllm.rank_in_plan(four, core_worker(plan, index).vllm_config.parallel_config, 0, engine,
+                                    refit.vllm.data_parallel_of(four, core, 2)) for engine in (0, 1) for index in (0, 1)] == [1, 2, 3, 4]
+
+
+def _dense_job():
+    config = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False, "torch_dtype": "float32"}
+    return {"model": config, "source": {"layout": "fsdp"}}
 
 
 Backend = enum.Enum("Backend", ["TRITON", "FLASHINFER_CUTLASS"])
@@ -494,9 +647,10 @@ class Llm:
     """Of vLLM's `LLM` what the driver calls, with one worker."""
 
     def __init__(self, worker):
-        self.worker, self.llm_engine, self.caches_reset = worker, types.SimpleNamespace(), 0
+        self.worker, self.llm_engine, self.caches_reset, self.limits = worker, types.SimpleNamespace(), 0, []
 
-    def collective_rpc(self, method, args=()):
+    def collective_rpc(self, method, timeout, args=()):
+        self.limits.append(timeout)
         return [getattr(self.worker, method)(*args)]
 
     def reset_prefix_cache(self):
@@ -504,8 +658,8 @@ class Llm:
 
 
 class AsyncLlm(Llm):
-    async def collective_rpc(self, method, args=()):
-        return await asyncio.to_thread(super().collective_rpc, method, args)
+    async def collective_rpc(self, method, timeout, args=()):
+        return await asyncio.to_thread(super().collective_rpc, method, timeout, args)
 
     async def reset_prefix_cache(self):
         super().reset_prefix_cache()
@@ -533,6 +687,8 @@ def test_every_driver_function_has_a_twin_for_a_running_event_loop(trainer_and_w
             await refit.vllm.init_async(llm, "none.refit", "00")
 
     asyncio.run(drive())
+    # No call waits for ever, nor for less than the workers may take.
+    assert llm.limits == [180, 180, 1920, 120, 120, 1920]
 
 
 def test_a_plan_for_a_larger_mesh_is_refused_before_its_ranks_are_waited_for(trainer_and_worker):
@@ -607,7 +763,7 @@ def test_an_update_after_a_failed_one_says_how_to_go_on(trainer_and_worker, monk
 
 
 def test_an_engine_without_the_extension_is_told_of_the_option():
-    def call(method, args):
+    def call(method, timeout, args):
         raise NotImplementedError(f"Method '{method}' is not implemented.")
 
     with pytest.raises(refit.FailedPrecondition, match="'refit_init' is not implemented.: start vLLM with worker_extension_cls=\"refit"):

@@ -27,4 +27,5 @@ if [ $# -eq 0 ]; then
   "$venv/bin/python" -B tests/engines/vllm_workers.py --family dense --colocated
   "$venv/bin/python" -B tests/engines/vllm_workers.py --experts
   "$venv/bin/python" -B tests/engines/vllm_engines.py
+  "$venv/bin/python" -B tests/engines/vllm_data_parallel.py
 fi
