@@ -26,7 +26,6 @@ from refit.plan import Plan
 from refit.rendezvous import unique_id
 from refit.vllm import BACKEND
 from refit.vllm_client import HTTPClient, update_by
-from refit.workers import GRACE_SECONDS
 
 # What `install` replaces or calls, with its parameters.
 _METHODS = ((VLLMGeneration, "sync_weights", ("self",)), (VLLMClient, "init_communicator", ("self", "device")),
@@ -86,7 +85,7 @@ class Updates:
 
     def _tell(self, url: str, meeting: bytes) -> None:
         # Not by TRL's client: that posts again after an error.
-        client = HTTPClient(url, self._timeout + GRACE_SECONDS)
+        client = HTTPClient(url)
         if self._engine_joined != meeting:
             client.init_weight_transfer_engine({"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout})
             self._engine_joined = meeting

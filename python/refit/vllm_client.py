@@ -1,24 +1,31 @@
 """What a trainer tells a vLLM whose weight-transfer backend is "refit". Needs no vLLM in the trainer's environment."""
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import http.client
 import inspect
 import json
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 from refit.executor import TIMEOUT_SECONDS
-from refit.workers import GRACE_SECONDS, WorkerError
+from refit.workers import WorkerError, deadline
 
 
 class HTTPClient:
     """Calls the routes of a vLLM server that runs with VLLM_SERVER_DEV_MODE=1. Like vLLM's own HTTPVLLMWeightSyncClient, but an
-    update ends with a reset of the server's caches, and errors have the server's words. `timeout`: seconds for each request."""
+    update ends with a reset of the server's caches, and errors have the server's words.
 
-    def __init__(self, base_url: str, timeout: float = TIMEOUT_SECONDS + GRACE_SECONDS):
+    `timeout`: seconds for each request; default: what the engine's workers may take by the `timeout` that the request gives them.
+    `headers`: sent with each request, such as {"Authorization": "Bearer …"} for a proxy before the server."""
+
+    def __init__(self, base_url: str, timeout: Optional[float] = None, headers: Optional[Mapping[str, str]] = None):
         self.base_url, self.timeout = base_url.rstrip("/"), timeout
+        self._headers = {**(headers or {}), "Content-Type": "application/json"}
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._post("/init_weight_transfer_engine", init_info=init_info)
@@ -44,15 +51,22 @@ class HTTPClient:
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         """Once: the workers of a request that is posted again would wait for trainers that have given up."""
         url = self.base_url + path
-        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+            with urllib.request.urlopen(request, timeout=self._seconds(body)) as response:
                 answer: dict[str, Any] = json.loads(response.read() or b"{}")
                 return answer
         except urllib.error.HTTPError as error:
             raise WorkerError(f"{url} answers {error.code}: {_message(error.read())}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise WorkerError(f"{url}: {error}") from error
+
+    def _seconds(self, body: Mapping[str, Any]) -> float:
+        """How long a request is waited for. One that comes after another waits for that, too, in the engine."""
+        if self.timeout is not None:
+            return self.timeout
+        told = [info["timeout"] for info in body.values() if isinstance(info, Mapping) and "timeout" in info]
+        return min(deadline(max(told, default=TIMEOUT_SECONDS)), threading.TIMEOUT_MAX)
 
 
 def _message(body: bytes) -> str:
@@ -66,15 +80,55 @@ def _message(body: bytes) -> str:
 def update_by(client: Any, update_info: dict[str, Any], version: Optional[str] = None) -> None:
     """Drives an engine's part of an update by any client with vLLM's methods. `version` becomes the engine's weight version, if the
     client takes one."""
-    client.start_weight_update()
     try:
+        client.start_weight_update()  # of several engines some may have started before one could not
         client.update_weights(update_info)
     except BaseException:
-        # Ends the update on the workers that did not raise; on the one that did there is none to end.
+        # Ends the update on all that did start. Refit's workers take an end without a beginning for none.
         with contextlib.suppress(Exception):
-            client.finish_weight_update()
+            (client.abandon_weight_update if isinstance(client, Clients) else client.finish_weight_update)()
         raise
     if version is not None and "weight_version" in inspect.signature(client.finish_weight_update).parameters:
         client.finish_weight_update(weight_version=version)
     else:
         client.finish_weight_update()
+
+
+class Clients:
+    """Clients of several engines as one: each is called at the same time, and told which of the plan's engines it is.
+
+    The calls of one engine are performed in order, one at a time. So an update's end never overtakes its beginning, nor the next
+    beginning the last end, although nobody waits for the other engines once a call has failed on one."""
+
+    def __init__(self, clients: Sequence[Any]):
+        self._clients = list(clients)
+        self._queues = [concurrent.futures.ThreadPoolExecutor(1, f"refit engine {i}") for i in range(len(self._clients))]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        numbers = {"engines": len(self._clients)}
+        self._each(lambda i, client: client.init_weight_transfer_engine({**init_info, **numbers, "engine": i}))
+
+    def start_weight_update(self) -> None:
+        self._each(lambda _, client: client.start_weight_update())
+
+    def update_weights(self, update_info: Any) -> None:
+        self._each(lambda _, client: client.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
+        version = {} if weight_version is None else {"weight_version": weight_version}
+        self._each(lambda _, client: client.finish_weight_update(**version))
+
+    def abandon_weight_update(self) -> None:
+        """Has each engine end an update that failed, once its part of it has ended. Waits for a second: the part may need the caller."""
+        concurrent.futures.wait([queue.submit(client.finish_weight_update) for queue, client in zip(self._queues, self._clients)],
+                                timeout=1)
+
+    def _each(self, call: Callable[[int, Any], Any]) -> None:
+        calls = [queue.submit(call, i, client) for i, (queue, client) in enumerate(zip(self._queues, self._clients))]
+        concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
+        # The others may wait for the engine that failed: until the caller has ended that.
+        concurrent.futures.wait(calls, timeout=1)
+        failed = [(i, call.exception()) for i, call in enumerate(calls) if call.done() and call.exception() is not None]
+        if failed:
+            lines = "\n  ".join(f"engine {i}: {type(error).__name__}: {error}" for i, error in failed)
+            raise RuntimeError(f"{len(failed)} of {len(calls)} engines failed\n  {lines}") from failed[0][1]

@@ -18,8 +18,12 @@ WATCHED = "_refit_watched"  # of a worker's class
 def watch_class(vllm_config: Any) -> None:
     """Watches the workers of this configuration, before they sleep."""
     if _can_sleep(vllm_config):
-        module, _, name = vllm_config.parallel_config.worker_cls.rpartition(".")
-        _watch(getattr(importlib.import_module(module), name))
+        _watch(worker_class_of(vllm_config))
+
+
+def worker_class_of(vllm_config: Any) -> Any:
+    module, _, name = vllm_config.parallel_config.worker_cls.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def watch(worker: Any) -> None:

@@ -13,20 +13,20 @@ which stay bound. For several engines the client is `Clients([client of engine 0
 """
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence
+from typing import Any, Callable, ClassVar, Mapping, Optional
 
 import torch
 from vllm.distributed.weight_transfer import base
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
-from refit import vllm_driver, vllm_sleep
+from refit import vllm_begin_end, vllm_driver, vllm_sleep
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.trainers import Taken, addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
+from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
 from refit.workers import end_meeting, make_whole
 
@@ -67,6 +67,7 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
     def __init__(self, config: Any, vllm_config: Any, *others: Any, **more: Any):
         super().__init__(config, vllm_config, *others, **more)
         vllm_sleep.watch_class(vllm_config)  # a worker makes its engine when it loads its model
+        vllm_begin_end.own(vllm_sleep.worker_class_of(vllm_config), RefitWeightTransferEngine)
 
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
         def init() -> None:
@@ -299,36 +300,3 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         if self.executor is not None:
             self.executor.close()
             self.executor = None
-
-
-class Clients:
-    """Clients of several engines as one: each is called at the same time, and told which of the plan's engines it is."""
-
-    def __init__(self, clients: Sequence[Any]):
-        self._clients = list(clients)
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        numbers = {"engines": len(self._clients)}
-        self._each(lambda i, client: client.init_weight_transfer_engine({**init_info, **numbers, "engine": i}))
-
-    def start_weight_update(self) -> None:
-        self._each(lambda _, client: client.start_weight_update())
-
-    def update_weights(self, update_info: Any) -> None:
-        self._each(lambda _, client: client.update_weights(update_info))
-
-    def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
-        version = {} if weight_version is None else {"weight_version": weight_version}
-        self._each(lambda _, client: client.finish_weight_update(**version))
-
-    def _each(self, call: Callable[[int, Any], Any]) -> None:
-        pool = concurrent.futures.ThreadPoolExecutor(max(1, len(self._clients)))
-        calls = [pool.submit(call, i, client) for i, client in enumerate(self._clients)]
-        concurrent.futures.wait(calls, return_when=concurrent.futures.FIRST_EXCEPTION)
-        # The others may wait for the engine that failed: until the caller has ended that.
-        concurrent.futures.wait(calls, timeout=1)
-        pool.shutdown(wait=False)
-        failed = [(i, call.exception()) for i, call in enumerate(calls) if call.done() and call.exception() is not None]
-        if failed:
-            lines = "\n  ".join(f"engine {i}: {type(error).__name__}: {error}" for i, error in failed)
-            raise RuntimeError(f"{len(failed)} of {len(calls)} engines failed\n  {lines}") from failed[0][1]

@@ -3,6 +3,7 @@ import asyncio
 import concurrent.futures
 import enum
 import http.server
+import io
 import json
 import os
 import subprocess
@@ -16,8 +17,8 @@ import pytest
 
 import refit
 import refit.vllm
-from refit import lora, requirements, weight_memory
-from refit.vllm_client import HTTPClient, update_by
+from refit import lora, requirements, vllm_begin_end, weight_memory
+from refit.vllm_client import Clients, HTTPClient, update_by
 
 
 def parallel(**sizes):
@@ -869,6 +870,7 @@ def server():
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             found.seen.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            found.headers.append(dict(self.headers))
             status, text = found.answers.get(self.path, (200, ""))
             self.send_response(status)
             self.end_headers()
@@ -878,7 +880,7 @@ def server():
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        found = types.SimpleNamespace(url=f"http://127.0.0.1:{listener.server_port}", seen=[], answers={})
+        found = types.SimpleNamespace(url=f"http://127.0.0.1:{listener.server_port}", seen=[], answers={}, headers=[])
         threading.Thread(target=listener.serve_forever, daemon=True).start()
         yield found
         listener.shutdown()
@@ -909,6 +911,95 @@ def test_what_a_server_says_of_an_error_is_raised(server):
     server.answers["/start_weight_update"] = (404, "no such route")
     with pytest.raises(refit.vllm.WorkerError, match="/start_weight_update answers 404: no such route"):
         update_by(HTTPClient(server.url), {})
+
+
+def test_a_client_sends_its_headers_and_waits_as_long_as_the_engine_may_take(server, monkeypatch):
+    client = HTTPClient(server.url, headers={"Authorization": "Bearer key"})
+    client.start_weight_update()
+    assert (server.headers[0]["Authorization"], server.headers[0]["Content-Type"]) == ("Bearer key", "application/json")
+    limits = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda _, timeout: limits.append(timeout) or io.BytesIO(b"{}"))
+    client.init_weight_transfer_engine({"plan": "plan.refit", "timeout": 100})
+    client.update_weights({"timeout": 1000, "bind": True})
+    client.update_weights({})
+    HTTPClient(server.url, 7).init_weight_transfer_engine({"timeout": 100})
+    # A worker connects, binds and refits, each within its timeout.
+    assert limits == [3 * 100 + 120, 3 * 1000 + 120, 3 * 600 + 120, 7]
+
+
+class Engine:
+    """A server whose worker is vLLM's: it refuses a second beginning, and an end without one, unless Refit's backend owns them."""
+
+    def __init__(self, owned=True, **failures):
+        class Worker:
+            _weight_update_active = False
+            weight_transfer_engine = self
+
+            def start_weight_update(worker):
+                if worker._weight_update_active:
+                    raise RuntimeError("start_weight_update called while a weight update is already active")
+                worker._weight_update_active = True
+
+            def finish_weight_update(worker):
+                if not worker._weight_update_active:
+                    raise RuntimeError("finish_weight_update called without a matching start_weight_update")
+                worker._weight_update_active = False
+
+        vllm_begin_end.own(Worker, Engine if owned else Llm)
+        self.worker, self.failures, self.calls = Worker(), failures, []
+
+    def _do(self, name, call=lambda: None):
+        self.calls.append(name)
+        if name in self.failures:
+            self.failures[name]()
+        call()
+
+    def start_weight_update(self):
+        self._do("start", self.worker.start_weight_update)
+
+    def update_weights(self, update_info):
+        self._do("update")
+
+    def finish_weight_update(self):
+        self._do("finish", self.worker.finish_weight_update)
+
+
+def gone():
+    raise ConnectionRefusedError("the server is gone")
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_an_engine_that_began_an_update_ends_it_if_another_could_not_begin(owned):
+    left, lost = Engine(owned), Engine(owned, start=gone, finish=gone)
+    with pytest.raises(RuntimeError, match="1 of 2 engines failed\n  engine 1: ConnectionRefusedError: the server is gone"):
+        update_by(Clients([left, lost]), {})
+    update_by(Clients([left]), {})
+    assert left.calls == ["start", "finish"] + ["start", "update", "finish"]
+
+
+def test_an_engine_ends_a_failed_update_after_its_part_of_it_and_before_the_next():
+    let_go = threading.Event()
+    slow, failing = Engine(update=let_go.wait), Engine(update=gone)
+    clients = Clients([slow, failing])
+    with pytest.raises(RuntimeError, match="engine 1: ConnectionRefusedError"):
+        update_by(clients, {})
+    assert slow.calls == ["start", "update"]  # its end is not waited for: its part may need the caller
+    let_go.set()
+    failing.failures.clear()
+    update_by(clients, {})
+    assert slow.calls == failing.calls == ["start", "update", "finish"] * 2
+
+
+def test_an_engine_whose_driver_went_away_takes_the_next_ones_update():
+    engine = Engine()
+    engine.start_weight_update()
+    update_by(engine, {})
+    assert not engine.worker._weight_update_active
+    engine.finish_weight_update()  # nothing to end
+    other = Engine(owned=False)  # of another backend
+    other.start_weight_update()
+    with pytest.raises(RuntimeError, match="already active"):
+        other.start_weight_update()
 
 
 def test_a_client_without_weight_versions_is_given_none():
