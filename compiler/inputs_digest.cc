@@ -254,9 +254,11 @@ void Append(std::string& text, const Family* value) {
 
 void Append(std::string& text, const Architecture& value) {
   const auto& [family, layers, mtp_layers, mtp_block, hidden, heads, kv_heads,
-               head_dim, vocab, experts, tied, latent, output_gate,
-               index_rope_interleaved, mamba, delta, tower_heads, output_groups,
-               hash_layers, experts_per_token] = value;
+               head_dim, vocab, experts, expert_groups, tied, latent,
+               output_gate, index_rope_interleaved, mamba, delta, tower_heads,
+               output_groups, hash_layers, experts_per_token] = value;
+  // Groups decide whether a job compiles, and no plan depends on them.
+  static_cast<void>(expert_groups);
   AppendAll(text, family, layers, mtp_layers, mtp_block, hidden, heads,
             kv_heads, head_dim, vocab, experts, tied, latent, output_gate,
             mamba, delta);

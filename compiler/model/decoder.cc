@@ -291,6 +291,11 @@ void DecoderBuilder::AddHead(std::string_view embedding) {
   }
 }
 
+int64_t ReadExpertGroups(ConfigReader& config) {
+  if (!config.Has("n_group")) return 0;
+  return std::max<int64_t>(config.CountOr("n_group", 1), 1);
+}
+
 void CheckRouting(ConfigReader& config) {
   if (config.SizeOr("moe_layer_freq", 1) != 1) {
     config.Error("moe_layer_freq",
@@ -330,6 +335,7 @@ void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
                    "\"noaux_tc\"");
     }
     const int64_t intermediate = config.Size("moe_intermediate_size");
+    model.architecture.expert_groups = ReadExpertGroups(config);
     decoder.AddExperts(sparse, "mlp", {}, config.Count("n_routed_experts"),
                        intermediate);
     decoder.AddRouterCorrection(sparse, "mlp");

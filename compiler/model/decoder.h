@@ -107,6 +107,9 @@ class DecoderBuilder {
 // Reports routing that would give the layers other parameters.
 void CheckRouting(ConfigReader& config);
 
+// The groups of experts that "n_group" names; 0: config.json does not say.
+int64_t ReadExpertGroups(ConfigReader& config);
+
 // Whether a serving engine's router corrects its scores.
 enum class RouterCorrection : uint8_t {
   kAlways,

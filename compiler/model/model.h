@@ -65,7 +65,10 @@ struct Architecture {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t vocab = 0;
-  int64_t experts = 0;                    // 0: dense
+  int64_t experts = 0;  // 0: dense
+  // Groups that routers choose among before experts, as vLLM's class hears of
+  // them; 0: config.json does not say.
+  int64_t expert_groups = 1;
   bool tied = false;                      // lm_head is the embedding
   std::optional<LatentAttention> latent;  // then kv_heads, head_dim: unused
   // Attention has an output gate: a query head's rows are [query; gate].

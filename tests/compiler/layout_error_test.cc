@@ -142,6 +142,23 @@ TEST(LayoutErrorTest, LayersPerStageHasAnEntryPerStageAndAddsUp) {
              "has 4");
 }
 
+TEST(LayoutErrorTest, VllmPlacesExpertsInTurnWhereRoutersChooseGroups) {
+  SideSpec side = Vllm();
+  side.tensor_parallel.value = 2;
+  side.expert_parallel_enabled.value = true;
+  side.experts.value.kind = ExpertPlacement::Kind::kRoundRobin;
+  const std::string refusal =
+      "destination.experts.placement is \"round_robin\": vLLM places the "
+      "experts of qwen3_moe linearly all the same, because its router chooses "
+      "among all experts (n_group is not 2 or more); wanted \"linear\"";
+  ExpectOnly(MakeModel({.experts = 8}), side, refusal);
+  Model model = MakeModel({.experts = 8});
+  model.architecture.expert_groups = 2;
+  EXPECT_EQ(LayOutErrors(model, side), "");
+  model.architecture.expert_groups = 0;  // the class's own, which may be more
+  EXPECT_EQ(LayOutErrors(model, side), "");
+}
+
 TEST(LayoutErrorTest, VllmStageWithoutALayerIsRefused) {
   SideSpec side = Vllm();
   side.pipeline_parallel.value = 5;

@@ -441,24 +441,27 @@ FLAT = [
 ]  # fmt: skip
 
 
+# vLLM places experts in turn only where a router chooses among groups of them.
 ROUND_ROBIN = {"placement": "round_robin"}
+GROUPS = deepseek(heads=12, n_shared_experts=3, n_group=2, vocab_size=370)
+GROUPS_10 = deepseek(layers=2, experts=10, n_group=5)
 # Physical experts of eight; 1 and 5 have several, two of them neighbours.
 TABLE_OF_12 = [3, 1, 1, 0, 7, 5, 2, 1, 6, 4, 5, 0]
 # Of six experts; another list for each layer with experts.
 TABLES_OF_8 = [[0, 1, 2, 3, 4, 5, 0, 1], [5, 4, 3, 2, 1, 0, 0, 1], [2, 2, 2, 0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0, 1]]
 
 PLACEMENT = [
-    ("vllm: round-robin over six", QWEN3_MOE, megatron(dp=4, ep=4), vllm(tp=6, expert_parallel=True, experts=ROUND_ROBIN)),
+    ("vllm: round-robin over six", GROUPS, megatron(dp=4, ep=4), vllm(tp=6, expert_parallel=True, experts=ROUND_ROBIN)),
     (
         "vllm: round-robin over dp x tp, pp2",
-        QWEN3_MOE,
+        DEEPSEEK,
         megatron(tp=2, ep=2),
         vllm(tp=2, dp=2, pp=2, expert_parallel=True, experts=ROUND_ROBIN),
         SMALL_BUCKETS,
     ),
     (
         "vllm: from round-robin to linear",
-        QWEN3_MOE_10,
+        GROUPS_10,
         vllm(dp=3, expert_parallel=True, experts=ROUND_ROBIN),
         vllm(dp=4, expert_parallel=True, experts={"placement": "linear"}),
     ),
@@ -508,7 +511,7 @@ PLACEMENT = [
     ),
     (
         "vllm: up before gate, round-robin",
-        MIXTRAL,
+        DEEPSEEK,
         megatron(tp=2, ep=2),
         vllm(tp=2, dp=2, expert_parallel=True, experts=ROUND_ROBIN, moe_backend="flashinfer_cutlass"),
     ),

@@ -93,6 +93,9 @@ class VllmLayout {
                  const std::optional<ExpertSlice>& experts, MakeSpec make,
                  std::vector<BufferId>& out);
 
+  // Reports experts that vLLM would not place in turn.
+  void CheckRoundRobin(SizeChecks& checks);
+
   // Reports a draft model that vLLM does not have.
   void CheckDraft(SizeChecks& checks, const SizeChecks::Divisor& tensor);
 
@@ -125,6 +128,24 @@ class VllmLayout {
   GateUpOrder gate_up_order_ = GateUpOrder::kGateFirst;
 };
 
+void VllmLayout::CheckRoundRobin(SizeChecks& checks) {
+  const SideSpec& side = context_.side;
+  const Architecture& architecture = context_.model.architecture;
+  if (!sizes_.expert_parallel ||
+      side.experts.value.kind != ExpertPlacement::Kind::kRoundRobin ||
+      architecture.experts == 0 || architecture.expert_groups != 1 ||
+      architecture.family->of_file) {
+    return;
+  }
+  checks.Report(
+      side.experts.place,
+      absl::StrFormat(
+          "%s.experts.placement is \"round_robin\": vLLM places the experts of "
+          "%s linearly all the same, because its router chooses among all "
+          "experts (n_group is not 2 or more); wanted \"linear\"",
+          side.key, architecture.family->model_type));
+}
+
 void VllmLayout::CheckSizes(SizeChecks& checks) {
   const SideSpec& side = context_.side;
   const SizeChecks::Divisor tensor =
@@ -141,6 +162,7 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
 
   checks.HasExperts(sizes_.expert_parallel, side.expert_parallel_enabled.place,
                     "expert_parallel");
+  CheckRoundRobin(checks);
   if (!sizes_.expert_parallel) {
     SizeChecks::Divisor expert_tensor = tensor;
     if (sizes_.data > 1) {

@@ -240,6 +240,7 @@ void NemotronBuilder::AddExperts(const IndexDim& layers) {
   const int64_t hidden = model_.architecture.hidden;
   const int64_t experts = config_.Count("n_routed_experts");
   model_.architecture.experts = experts;
+  model_.architecture.expert_groups = ReadExpertGroups(config_);
   const int64_t intermediate = config_.Size("moe_intermediate_size");
   const int64_t shared = config_.Size("moe_shared_expert_intermediate_size");
   if (const int64_t count = config_.CountOr("n_shared_experts", 1);
