@@ -219,6 +219,20 @@ def test_a_plan_says_what_each_rank_binds(tiny_job):
         plan.tensors(4)
 
 
+@pytest.mark.parametrize("name, groups, is_refused", [("deepseek-v3", 8, False), ("deepseek-v3", None, False), ("deepseek-v3", 1, True),
+                                                      ("deepseek-v3", 0, True), ("nemotron-3-nano-30b-a3b", 1, True),
+                                                      ("nemotron-3-nano-30b-a3b", 2, False)])
+def test_experts_stand_in_turn_only_where_routers_choose_groups(models, name, groups, is_refused):
+    config = {**json.loads((models / f"{name}.json").read_text()), "n_group": groups}
+    job = {"model": config, "source": {"layout": "fsdp"},
+           "destination": {"layout": "vllm", "tensor_parallel": 2, "expert_parallel": True, "experts": {"placement": "round_robin"}}}
+    if is_refused:
+        with pytest.raises(refit.JobError, match=f"experts of {config['model_type']} linearly all the same"):
+            refit.compile(job)
+    else:
+        assert refit.compile(job).requirements(1)["expert_placement"] == "round_robin"
+
+
 def test_a_plan_says_how_each_ranks_framework_must_be_set(models):
     job = {"model": str(models / "qwen3-30b-a3b.json"),
            "source": {"layout": "megatron", "expert_parallel": 2, "data_parallel": 2},
