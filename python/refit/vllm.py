@@ -79,7 +79,8 @@ def data_parallel_of(plan: Plan, parallel: Any, engines: Optional[int] = None) -
     is_one_of_several = parallel.data_parallel_index > 0 or bool(getattr(parallel, "_data_parallel_master_port_list", ()))
     if cores > 1 or engines is None or not is_one_of_several:
         return cores
-    return max(1, plan.destination_ranks // (engines * parallel.world_size))
+    world: int = parallel.world_size
+    return max(1, plan.destination_ranks // (engines * world))
 
 
 def rank_in_plan(plan: Plan, parallel: Any, rank: int, engine: int = 0, data_parallel: Optional[int] = None) -> int:
@@ -185,11 +186,12 @@ def _placement_of(module: Any) -> str:
     may differ: it falls back to linear where a model has no groups of experts."""
     owner = getattr(module, "expert_map_manager", module)  # in older releases the layer has the map itself
     experts = getattr(owner, "expert_map", None)
-    rank, ranks = getattr(owner, "ep_rank", None), getattr(owner, "ep_size", 1)
-    if ranks == 1 or (experts is None and not isinstance(rank, int)):
+    ranks: int = getattr(owner, "ep_size", 1)
+    if ranks == 1:
         return ""
     if experts is None:
         return "unknown"
+    rank: int = owner.ep_rank
     slots = {slot: expert for expert, slot in enumerate(experts.tolist()) if slot >= 0}
     here = [slots[slot] for slot in sorted(slots)]
     count, more = divmod(len(experts), ranks)
