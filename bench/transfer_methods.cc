@@ -130,7 +130,8 @@ class CopyEngineBytesAlone : public TransferMethod {
         return absl::InternalError("a receiver has less than it is sent");
       }
       absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-          rank.device().Import(reader.rest(), {size_bytes});
+          rank.device().Import(reader.rest(), {size_bytes},
+                               Clock::time_point::max());
       if (!mapped.ok()) return mapped.status();
       // Where the receiver's segment of this sender lies does not matter for
       // the time; its tensors are larger than what one sender sends.

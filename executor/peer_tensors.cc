@@ -95,7 +95,7 @@ class PeerMapping {
 
   absl::Status Import(int32_t peer, std::string_view exported) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        ImportTensors(plan_, peer, exported, device_);
+        ImportTensors(plan_, peer, exported, device_, deadline_);
     if (!mapped.ok()) return mapped.status();
     peers_.mapped[peer] = *std::move(mapped);
     return absl::OkStatus();
@@ -200,8 +200,8 @@ absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
     const PlanFile& plan, int32_t peer, std::string_view exported,
-    Device& device) {
-  return device.Import(exported, TensorSizes(plan, peer));
+    Device& device, Deadline deadline) {
+  return device.Import(exported, TensorSizes(plan, peer), deadline);
 }
 
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,

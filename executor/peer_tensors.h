@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
 // Maps what ExportTensors of rank `peer` shows.
 absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
     const PlanFile& plan, int32_t peer, std::string_view exported,
-    Device& device);
+    Device& device, Deadline deadline);
 
 // Maps what the rank needs of its peers. `addresses`: its own tensors, by entry
 // of its TensorTable.

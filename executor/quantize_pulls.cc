@@ -71,7 +71,7 @@ absl::Status AgreeOnPulls(const PlanFile& plan, int32_t rank,
   for (size_t i = 0; i < senders.size() && is_stored_into; ++i) {
     if ((*shown)[i].empty()) continue;
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        ImportTensors(plan, senders[i], (*shown)[i], device);
+        ImportTensors(plan, senders[i], (*shown)[i], device, deadline);
     if (!mapped.ok()) continue;
     peers.mapped[senders[i]] = *std::move(mapped);
     peers.readable.insert(senders[i]);

@@ -3,6 +3,7 @@
 #ifndef REFIT_EXECUTOR_WAITING_H_
 #define REFIT_EXECUTOR_WAITING_H_
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>

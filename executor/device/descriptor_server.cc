@@ -8,21 +8,26 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "executor/own_thread.h"
 #include "executor/token.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
 
+using Deadline = std::chrono::steady_clock::time_point;
+
 // A client that stops in the middle holds up the others for so long.
 constexpr timeval kServerPatience = {.tv_sec = 2, .tv_usec = 0};
-// Many clients may wait for their turn.
-constexpr timeval kClientPatience = {.tv_sec = 60, .tv_usec = 0};
+// How long a client waits before it looks at its deadline and interruption.
+constexpr timeval kClientPatience = {.tv_sec = 0, .tv_usec = 100'000};
 
 // An answer: a descriptor with this one byte, or the text of an error.
 constexpr char kGranted = '\0';
@@ -57,6 +62,28 @@ FileDescriptor OpenSocket() {
 void SetPatience(const FileDescriptor& socket, const timeval& patience) {
   setsockopt(socket.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   setsockopt(socket.fd(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+}
+
+// A signal's handler interrupts calls on sockets with a patience, also where it
+// was installed with SA_RESTART.
+template <typename Call>
+auto Uninterrupted(Call call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+// The same for a client, until it is out of time. An error other than that is
+// in errno.
+template <typename Call>
+absl::Status Patiently(Deadline deadline, Call call) {
+  while (call() < 0 && (errno == EINTR || errno == EAGAIN)) {
+    if (absl::Status s = PollInterruption(); !s.ok()) return s;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return absl::DeadlineExceededError("no answer before the deadline");
+    }
+  }
+  return absl::OkStatus();
 }
 
 // The other end of a connected socket.
@@ -116,8 +143,13 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
   if (listen(listener.fd(), SOMAXCONN) != 0) return ErrnoStatus("listen");
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
   if (stop.fd() < 0) return ErrnoStatus("eventfd");
-  return std::unique_ptr<DescriptorServer>(new DescriptorServer(
+  std::unique_ptr<DescriptorServer> server(new DescriptorServer(
       std::move(open), name, std::move(listener), std::move(stop)));
+  absl::Status started =
+      StartThread(server->thread_, "the thread that shares memory",
+                  [made = server.get()] { made->Serve(); });
+  if (!started.ok()) return started;
+  return server;
 }
 
 DescriptorServer::DescriptorServer(Open open, std::string name,
@@ -125,10 +157,10 @@ DescriptorServer::DescriptorServer(Open open, std::string name,
     : open_(std::move(open)),
       name_(std::move(name)),
       listener_(std::move(listener)),
-      stop_(std::move(stop)),
-      thread_([this] { Serve(); }) {}
+      stop_(std::move(stop)) {}
 
 DescriptorServer::~DescriptorServer() {
+  if (!thread_.joinable()) return;
   const uint64_t one = 1;
   (void)!write(stop_.fd(), &one, sizeof(one));
   thread_.join();
@@ -156,7 +188,8 @@ void DescriptorServer::Answer(const FileDescriptor& client) {
   SetPatience(client, kServerPatience);
   char request[kRequestBytesMax];
   if (!IsOfThisUser(client)) return;
-  const ssize_t size = recv(client.fd(), request, sizeof(request), 0);
+  const ssize_t size = Uninterrupted(
+      [&] { return recv(client.fd(), request, sizeof(request), 0); });
   if (size <= 0) return;
   const absl::StatusOr<FileDescriptor> opened =
       open_({request, static_cast<size_t>(size)});
@@ -166,17 +199,29 @@ void DescriptorServer::Answer(const FileDescriptor& client) {
   }
   Message answer(text.data(), text.size());
   if (opened.ok()) answer.Attach(opened->fd());
-  (void)sendmsg(client.fd(), &answer.header, MSG_NOSIGNAL);
+  (void)Uninterrupted(
+      [&] { return sendmsg(client.fd(), &answer.header, MSG_NOSIGNAL); });
 }
 
 absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
-                                               std::string_view request) {
+                                               std::string_view request,
+                                               Deadline deadline) {
   const AbstractAddress at = AddressOf(name);
   const FileDescriptor server = OpenSocket();
   if (server.fd() < 0) return ErrnoStatus("socket");
   SetPatience(server, kClientPatience);
-  if (connect(server.fd(), reinterpret_cast<const sockaddr*>(&at.address),
-              at.size_bytes) != 0) {
+  int connected = -1;
+  absl::Status status = Patiently(deadline, [&] {
+    return connected = connect(server.fd(),
+                               reinterpret_cast<const sockaddr*>(&at.address),
+                               at.size_bytes);
+  });
+  const auto in_place = [&](const absl::Status& s) {
+    return absl::Status(
+        s.code(), absl::StrCat("the Unix socket @", name, ": ", s.message()));
+  };
+  if (!status.ok()) return in_place(status);
+  if (connected != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("the Unix socket @", name, " was not reached (",
                      std::strerror(errno), ")"));
@@ -189,10 +234,16 @@ absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
   char text[kAnswerBytesMax];
   Message answer(text, sizeof(text));
   answer.AttachRoom();
-  if (send(server.fd(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {
+  if (Uninterrupted([&] {
+        return send(server.fd(), request.data(), request.size(), MSG_NOSIGNAL);
+      }) < 0) {
     return ErrnoStatus("send");
   }
-  const ssize_t size = recvmsg(server.fd(), &answer.header, MSG_CMSG_CLOEXEC);
+  ssize_t size = -1;
+  status = Patiently(deadline, [&] {
+    return size = recvmsg(server.fd(), &answer.header, MSG_CMSG_CLOEXEC);
+  });
+  if (!status.ok()) return in_place(status);
   if (size <= 0) {
     return absl::UnavailableError(
         absl::StrCat("the Unix socket @", name, " gave no answer",

@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_DEVICE_DESCRIPTOR_SERVER_H_
 #define REFIT_EXECUTOR_DEVICE_DESCRIPTOR_SERVER_H_
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -29,6 +30,7 @@ class DescriptorServer {
       std::function<absl::StatusOr<FileDescriptor>(std::string_view request)>;
   static constexpr size_t kRequestBytesMax = 64;
 
+  // Error: kResourceExhausted, no thread; kInternal, no socket.
   static absl::StatusOr<std::unique_ptr<DescriptorServer>> Start(Open open);
   // Returns when no request is under way.
   ~DescriptorServer();
@@ -51,9 +53,11 @@ class DescriptorServer {
 };
 
 // What the server `name` opens for `request`. Errors: the server's own;
-// kFailedPrecondition, it cannot be reached; kUnavailable, it fell silent.
-absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
-                                               std::string_view request);
+// kFailedPrecondition, it cannot be reached; kUnavailable, it has closed;
+// kDeadlineExceeded; those of this thread's interruption.
+absl::StatusOr<FileDescriptor> FetchDescriptor(
+    const std::string& name, std::string_view request,
+    std::chrono::steady_clock::time_point deadline);
 
 }  // namespace refit
 

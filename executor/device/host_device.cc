@@ -298,7 +298,8 @@ absl::StatusOr<std::unique_ptr<ExportedMemory>> HostDevice::Export(
 }
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
-    std::string_view exported, absl::Span<const uint64_t> sizes_bytes) {
+    std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+    std::chrono::steady_clock::time_point) {
   const absl::StatusOr<MemoryExport> read =
       ReadMemoryExport(exported, MemoryKind::kHost, sizes_bytes);
   if (!read.ok()) return read.status();

@@ -10,11 +10,11 @@
 #include <cstdio>
 #include <cstring>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "executor/own_thread.h"
 #include "executor/transport/control_link.h"
 #include "executor/transport/unique_id_listener.h"
 
@@ -115,12 +115,9 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
   server->own_ = server->connections_.front().get();
   // No stranger, though it proves itself as one does; its time is rank 0's.
   server->connections_.front()->deadline = Clock::time_point::max();
-  try {
-    server->thread_ = std::thread(&ControlServer::Run, server.get());
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("connect: cannot start a thread: ", error.what()));
-  }
+  status = StartThread(server->thread_, "the thread of the control plane",
+                       [made = server.get()] { made->Run(); });
+  if (!status.ok()) return status;
   return server;
 }
 

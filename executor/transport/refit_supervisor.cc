@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/own_thread.h"
 #include "executor/waiting.h"
 
 namespace refit {
@@ -36,13 +36,8 @@ bool RefitSupervisor::IsUnderWay(RefitPhase phase) {
 
 absl::Status RefitSupervisor::Start() {
   if (thread_.joinable()) return absl::OkStatus();
-  try {
-    thread_ = std::thread(&RefitSupervisor::Watch, this);
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "cannot start the thread that watches refits: ", error.what()));
-  }
-  return absl::OkStatus();
+  return StartThread(thread_, "the thread that watches refits",
+                     [this] { Watch(); });
 }
 
 void RefitSupervisor::Close() {

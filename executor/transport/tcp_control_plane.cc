@@ -4,11 +4,11 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "executor/own_thread.h"
 #include "executor/transport/control_frame.h"
 #include "executor/transport/control_link.h"
 #include "executor/transport/control_server.h"
@@ -154,13 +154,8 @@ TcpControlPlane::~TcpControlPlane() {
 }
 
 absl::Status TcpControlPlane::StartReading() {
-  try {
-    thread_ = std::thread(&TcpControlPlane::ReadLoop, this);
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("connect: cannot start a thread: ", error.what()));
-  }
-  return absl::OkStatus();
+  return StartThread(thread_, "the thread of the control plane",
+                     [this] { ReadLoop(); });
 }
 
 uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {

@@ -1,10 +1,15 @@
 #include "executor/device/descriptor_server.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <iterator>
 #include <string>
@@ -13,9 +18,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "refit/interruption.h"
 
 namespace refit {
 namespace {
+
+std::chrono::steady_clock::time_point Soon() {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(60);
+}
 
 // A file that holds `request`.
 absl::StatusOr<FileDescriptor> OpenText(std::string_view request) {
@@ -45,7 +55,7 @@ TEST(DescriptorServerTest, EachClientGetsTheFileThatItAskedFor) {
     clients.emplace_back([&, client] {
       for (uint64_t i = 0; i < 100; ++i) {
         const std::string wanted = absl::StrCat(client, " ", i);
-        auto file = FetchDescriptor(server->name(), wanted);
+        auto file = FetchDescriptor(server->name(), wanted, Soon());
         ASSERT_TRUE(file.ok()) << file.status();
         EXPECT_EQ(TextIn(*file), wanted);
       }
@@ -59,7 +69,8 @@ TEST(DescriptorServerTest, NoDescriptorIsLeftOpen) {
   {
     auto server = *DescriptorServer::Start(OpenText);
     for (uint64_t i = 0; i < 10; ++i) {
-      ASSERT_TRUE(FetchDescriptor(server->name(), absl::StrCat(i)).ok());
+      ASSERT_TRUE(
+          FetchDescriptor(server->name(), absl::StrCat(i), Soon()).ok());
     }
   }
   EXPECT_EQ(OpenDescriptors(), before);
@@ -69,14 +80,15 @@ TEST(DescriptorServerTest, WhatCannotBeOpenedIsTheClientsError) {
   auto server = *DescriptorServer::Start([](std::string_view request) {
     return absl::NotFoundError("nothing at " + std::string(request));
   });
-  EXPECT_EQ(FetchDescriptor(server->name(), "7").status(),
+  EXPECT_EQ(FetchDescriptor(server->name(), "7", Soon()).status(),
             absl::FailedPreconditionError("nothing at 7"));
 }
 
 TEST(DescriptorServerTest, RequestIsCutToItsLimit) {
   auto server = *DescriptorServer::Start(OpenText);
   constexpr size_t kMax = DescriptorServer::kRequestBytesMax;
-  auto file = FetchDescriptor(server->name(), std::string(kMax + 1, 'x'));
+  auto file =
+      FetchDescriptor(server->name(), std::string(kMax + 1, 'x'), Soon());
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(TextIn(*file), std::string(kMax, 'x'));
 }
@@ -85,9 +97,104 @@ TEST(DescriptorServerTest, ServerThatIsGoneIsNamed) {
   const std::string name = (*DescriptorServer::Start(OpenText))->name();
   EXPECT_LE(name.size(), DescriptorServer::kNameBytesMax);
   EXPECT_EQ(
-      FetchDescriptor(name, "7").status(),
+      FetchDescriptor(name, "7", Soon()).status(),
       absl::FailedPreconditionError(absl::StrCat(
           "the Unix socket @", name, " was not reached (Connection refused)")));
+}
+
+// As a profiler does, or a timer of the caller's.
+class PeriodicSignals {
+ public:
+  PeriodicSignals() {
+    struct sigaction action = {};
+    action.sa_handler = [](int) { ++handled; };
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGALRM, &action, &before_);
+    Set(2000);
+  }
+  ~PeriodicSignals() {
+    Set(0);
+    sigaction(SIGALRM, &before_, nullptr);
+  }
+  static inline std::atomic<int> handled = 0;
+
+ private:
+  static void Set(suseconds_t microseconds) {
+    const itimerval timer = {{0, microseconds}, {0, microseconds}};
+    setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+  struct sigaction before_ = {};
+};
+
+TEST(DescriptorServerTest, SignalsDoNotEndARequest) {
+  auto server = *DescriptorServer::Start([](std::string_view request) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    return OpenText(request);
+  });
+  const PeriodicSignals signals;
+  const int before = PeriodicSignals::handled;
+  auto file = FetchDescriptor(server->name(), "7", Soon());
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(TextIn(*file), "7");
+  EXPECT_GT(PeriodicSignals::handled - before, 10);
+}
+
+TEST(DescriptorServerTest, SignalsAreNotDeliveredToTheServersThread) {
+  std::atomic<bool> is_blocked = false;
+  auto server = *DescriptorServer::Start([&](std::string_view request) {
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    is_blocked = sigismember(&blocked, SIGPROF) == 1 &&
+                 sigismember(&blocked, SIGTERM) == 1 &&
+                 sigismember(&blocked, SIGSEGV) == 0;
+    return OpenText(request);
+  });
+  ASSERT_TRUE(FetchDescriptor(server->name(), "7", Soon()).ok());
+  EXPECT_TRUE(is_blocked);
+  sigset_t mine;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mine);
+  EXPECT_EQ(sigismember(&mine, SIGPROF), 0);
+}
+
+TEST(DescriptorServerTest, AClientWaitsUntilItsDeadline) {
+  std::atomic<bool> goes_on = false;
+  auto server = *DescriptorServer::Start([&](std::string_view request) {
+    while (!goes_on) std::this_thread::yield();
+    return OpenText(request);
+  });
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(FetchDescriptor(server->name(), "7",
+                            start + std::chrono::milliseconds(200))
+                .status(),
+            absl::DeadlineExceededError(
+                absl::StrCat("the Unix socket @", server->name(),
+                             ": no answer before the deadline")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  const ScopedInterruption interrupted(
+      [] { return absl::CancelledError("enough"); });
+  EXPECT_EQ(FetchDescriptor(server->name(), "7", Soon()).status(),
+            absl::CancelledError(
+                absl::StrCat("the Unix socket @", server->name(), ": enough")));
+  goes_on = true;
+}
+
+// In a process of its own, which can have no memory for another stack.
+[[noreturn]] void StartWithoutThreads() {
+  rlimit limit = {};
+  limit.rlim_cur = limit.rlim_max = 1;
+  setrlimit(RLIMIT_AS, &limit);
+  const absl::Status status = DescriptorServer::Start(OpenText).status();
+  limit.rlim_cur = limit.rlim_max = RLIM_INFINITY;
+  std::_Exit(status.code() == absl::StatusCode::kResourceExhausted &&
+                     status.message().find("cannot start the thread that "
+                                           "shares memory: ") == 0
+                 ? 0
+                 : 1);
+}
+
+TEST(DescriptorServerTest, AThreadThatCannotBeMadeIsAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(StartWithoutThreads(), testing::ExitedWithCode(0), "");
 }
 
 TEST(DescriptorServerTest, ProcessWithoutRoomForTheDescriptorIsToldSo) {
@@ -100,7 +207,8 @@ TEST(DescriptorServerTest, ProcessWithoutRoomForTheDescriptorIsToldSo) {
     EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
     return file;
   });
-  const absl::Status status = FetchDescriptor(server->name(), "7").status();
+  const absl::Status status =
+      FetchDescriptor(server->name(), "7", Soon()).status();
   setrlimit(RLIMIT_NOFILE, &limit);
   EXPECT_EQ(status, absl::ResourceExhaustedError(
                         "this process can have no more file descriptors"));

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -28,6 +29,8 @@ using DeviceFactory = std::function<std::unique_ptr<Device>()>;
 class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
  protected:
   static constexpr Stream kStream = nullptr;
+  static constexpr auto kNoDeadline =
+      std::chrono::steady_clock::time_point::max();
 
   void SetUp() override { device_ = GetParam()(); }
 
@@ -452,7 +455,8 @@ TEST_P(DeviceConformance, MappedMemoryIsWhatWasExported) {
       {first->data(), 512}, {nullptr, 0}, {second->data() + 100, 50}};
   const auto exported = device_->Export(ranges);
   ASSERT_TRUE(exported.ok()) << exported.status();
-  const auto mapped = device_->Import((*exported)->bytes(), {512, 0, 50});
+  const auto mapped =
+      device_->Import((*exported)->bytes(), {512, 0, 50}, kNoDeadline);
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   ASSERT_EQ((*mapped)->addresses().size(), 3);
   EXPECT_EQ((*mapped)->addresses()[1], nullptr);
@@ -479,12 +483,12 @@ TEST_P(DeviceConformance, ImportBelievesNoAddressAndNoSize) {
             std::string::npos);
   const auto code = [&](const std::string& text,
                         const std::vector<uint64_t>& sizes) {
-    return device_->Import(text, sizes).status().code();
+    return device_->Import(text, sizes, kNoDeadline).status().code();
   };
   EXPECT_EQ(code(bytes, {512, 32}), absl::StatusCode::kOk);
-  EXPECT_EQ(device_->Import(bytes, {512, 33}).status().message(),
+  EXPECT_EQ(device_->Import(bytes, {512, 33}, kNoDeadline).status().message(),
             "shows tensor 1 with 32 bytes when it should have 33");
-  EXPECT_EQ(device_->Import(bytes, {512}).status().message(),
+  EXPECT_EQ(device_->Import(bytes, {512}, kNoDeadline).status().message(),
             "shows 2 tensors when it should be 1");
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_EQ(code(bytes.substr(0, size), {512, 32}),
@@ -496,7 +500,7 @@ TEST_P(DeviceConformance, ImportBelievesNoAddressAndNoSize) {
     forged[i / 8] = static_cast<char>(forged[i / 8] ^ 1 << i % 8);
     for (const std::vector<uint64_t>& sizes :
          {std::vector<uint64_t>{512, 32}, {512, 33}, {513, 32}}) {
-      const auto mapped = device_->Import(forged, sizes);
+      const auto mapped = device_->Import(forged, sizes, kNoDeadline);
       if (!mapped.ok()) continue;
       EXPECT_EQ(sizes, std::vector<uint64_t>({512, 32})) << "bit " << i;
       EXPECT_EQ((*mapped)->addresses()[1], memory->data() + 16) << "bit " << i;

@@ -31,12 +31,12 @@ class PrivateDevice : public HostDevice {
                                     *std::move(exported));
   }
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported,
-      absl::Span<const uint64_t> sizes_bytes) override {
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+      std::chrono::steady_clock::time_point deadline) override {
     if (exported.substr(0, 7) == "private" && !reaches_private) {
       return absl::FailedPreconditionError("private memory");
     }
-    return HostDevice::Import(exported.substr(7), sizes_bytes);
+    return HostDevice::Import(exported.substr(7), sizes_bytes, deadline);
   }
 
   // Set while no rank is in a call.

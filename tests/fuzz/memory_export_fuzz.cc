@@ -1,6 +1,7 @@
 // libFuzzer target: whatever a peer says of its memory, an address comes out
 // only for memory that is exported, with the sizes that are expected.
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -88,7 +89,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                                      : Forged(exported->shown->bytes(), input);
   ExpectPromises(bytes, MemoryKind::kHost, sizes);
   ExpectPromises(bytes, MemoryKind::kCuda, sizes);
-  const auto mapped = exported->device.Import(bytes, sizes);
+  const auto mapped = exported->device.Import(
+      bytes, sizes, std::chrono::steady_clock::time_point::max());
   if (mapped.ok()) {
     Require(sizes == std::vector<uint64_t>({64, 16}));
     Require((*mapped)->addresses()[0] == exported->memory.data());

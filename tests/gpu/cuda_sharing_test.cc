@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
@@ -17,6 +18,8 @@
 
 namespace refit {
 namespace {
+
+constexpr auto kNoDeadline = std::chrono::steady_clock::time_point::max();
 
 bool AllBytesAre(const MemoryRange& range, int value) {
   std::vector<std::byte> bytes(range.size_bytes);
@@ -40,9 +43,9 @@ void Fill(const MemoryRange& range, int value) {
                                        const std::vector<size_t>& sizes,
                                        int value) {
   auto device = *CreateCudaDevice(0);
-  auto mapped =
-      device->Import(absl::HexStringToBytes(std::getenv(variable)),
-                     std::vector<uint64_t>(sizes.begin(), sizes.end()));
+  auto mapped = device->Import(
+      absl::HexStringToBytes(std::getenv(variable)),
+      std::vector<uint64_t>(sizes.begin(), sizes.end()), kNoDeadline);
   if (!mapped.ok()) {
     fprintf(stderr, "%s\n", mapped.status().ToString().c_str());
     exit(1);
@@ -210,10 +213,10 @@ TEST_F(CudaSharingTest, ExportThatWasCutIsRefused) {
   const MemoryRange range = segment.Range(0, 512);
   const auto shown = *device_->Export({&range, 1});
   const std::string& exported = shown->bytes();
-  EXPECT_TRUE(device_->Import(exported, {512}).ok());
+  EXPECT_TRUE(device_->Import(exported, {512}, kNoDeadline).ok());
   for (size_t size = 0; size < exported.size(); ++size) {
     EXPECT_EQ(
-        device_->Import(exported.substr(0, size), {512}).status(),
+        device_->Import(exported.substr(0, size), {512}, kNoDeadline).status(),
         absl::InvalidArgumentError("not memory exported by a CUDA device"));
   }
 }
@@ -228,7 +231,7 @@ TEST_F(CudaSharingTest, AnotherDeviceOfThisProcessReachesPages) {
   Fill(tensor, 1);
   auto other = *CreateCudaDevice(1);
   auto shown = *device_->Export({&tensor, 1});
-  auto mapped = other->Import(shown->bytes(), {tensor.size_bytes});
+  auto mapped = other->Import(shown->bytes(), {tensor.size_bytes}, kNoDeadline);
   ASSERT_TRUE(mapped.ok()) << mapped.status();
   // A copy kernel of the other device stores there.
   auto source = *other->Allocate(tensor.size_bytes);

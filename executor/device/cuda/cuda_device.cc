@@ -251,9 +251,9 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported,
-      absl::Span<const uint64_t> sizes_bytes) override {
-    return sharing_.Import(exported, sizes_bytes);
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+      std::chrono::steady_clock::time_point deadline) override {
+    return sharing_.Import(exported, sizes_bytes, deadline);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(

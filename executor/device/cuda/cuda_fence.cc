@@ -105,7 +105,8 @@ absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
   mapped_.clear();
   for (size_t i = 0; i < peers.size(); ++i) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        owner_.Import(exported[i], {world * sizeof(uint64_t)});
+        owner_.Import(exported[i], {world * sizeof(uint64_t)},
+                      std::chrono::steady_clock::time_point::max());
     if (!mapped.ok()) {
       return absl::Status(mapped.status().code(),
                           absl::StrCat("fence of rank ", peers[i], ": ",

@@ -173,7 +173,8 @@ absl::Status EnablePeerAccess(int from, int to) {
 
 class CudaMappedMemory : public MappedMemory {
  public:
-  explicit CudaMappedMemory(int device) : device_(device) {}
+  CudaMappedMemory(int device, std::chrono::steady_clock::time_point deadline)
+      : device_(device), deadline_(deadline) {}
 
   // Of this process: where the ranges are is in `lent`.
   absl::Status Reach(const LentMemory& lent) {
@@ -270,7 +271,8 @@ class CudaMappedMemory : public MappedMemory {
         MappedPages::Map(device_, pages, [&](size_t i) {
           return FetchDescriptor(
               exported.server,
-              WriteRequest({exported.token, static_cast<uint32_t>(first + i)}));
+              WriteRequest({exported.token, static_cast<uint32_t>(first + i)}),
+              deadline_);
         });
     if (!mapped.ok()) {
       return absl::Status(
@@ -308,7 +310,9 @@ class CudaMappedMemory : public MappedMemory {
   }
 
   const int device_;
-  std::vector<Mapping> mappings_;  // by allocation
+  const std::chrono::steady_clock::time_point deadline_;
+  std::shared_ptr<const LentMemory> lent_;  // null: another process's
+  std::vector<Mapping> mappings_;           // by allocation
   std::vector<std::byte*> addresses_;
   std::vector<std::shared_ptr<IpcMapping>> ipc_;
   std::vector<std::unique_ptr<MappedPages>> pages_;
@@ -386,7 +390,8 @@ absl::StatusOr<std::unique_ptr<ExportedMemory>> CudaSharing::Export(
 }
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> CudaSharing::Import(
-    std::string_view exported, absl::Span<const uint64_t> sizes_bytes) {
+    std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+    std::chrono::steady_clock::time_point deadline) {
   const ScopedDevice current(device_);
   const absl::StatusOr<MemoryExport> read =
       ReadMemoryExport(exported, MemoryKind::kCuda, sizes_bytes);
@@ -394,7 +399,7 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> CudaSharing::Import(
   const absl::StatusOr<std::shared_ptr<const LentMemory>> lent =
       FindLent(*read);
   if (!lent.ok()) return lent.status();
-  auto mapped = std::make_unique<CudaMappedMemory>(device_);
+  auto mapped = std::make_unique<CudaMappedMemory>(device_, deadline);
   const absl::Status status =
       *lent != nullptr ? mapped->Reach(**lent) : mapped->Map(*read);
   if (!status.ok()) return status;

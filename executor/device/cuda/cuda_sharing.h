@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_DEVICE_CUDA_CUDA_SHARING_H_
 #define REFIT_EXECUTOR_DEVICE_CUDA_CUDA_SHARING_H_
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,7 +36,8 @@ class CudaSharing {
   absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
       absl::Span<const MemoryRange> ranges);
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported, absl::Span<const uint64_t> sizes_bytes);
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+      std::chrono::steady_clock::time_point deadline);
 
  private:
   // Where other processes get the pages' descriptors.

@@ -543,9 +543,11 @@ class Device {
   // of those sizes. Errors: kFailedPrecondition, kept for memory that this rank
   // cannot reach, though its owner may be able to reach this rank's;
   // kInvalidArgument, no export, or one of other sizes; kNotFound, the owner is
-  // in this process and shows it no longer.
+  // in this process and shows it no longer; kDeadlineExceeded, the owner's
+  // process did not answer.
   virtual absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported, absl::Span<const uint64_t> sizes_bytes) = 0;
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+      std::chrono::steady_clock::time_point deadline) = 0;
 
   // `shares_device`: other ranks use the same device, so that a wait must leave
   // it to them.

@@ -49,8 +49,8 @@ class HostDevice : public Device {
   absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
       absl::Span<const MemoryRange> ranges) override;
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
-      std::string_view exported,
-      absl::Span<const uint64_t> sizes_bytes) override;
+      std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
+      std::chrono::steady_clock::time_point) override;
   // kUnimplemented.
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
       int32_t rank, int32_t world_size, bool shares_device) override;
