@@ -110,7 +110,8 @@ class NcclTransport : public Transport, private Fence {
              // A new thread's current GPU is the first. A rank on another GPU
              // would make a context there: 0.2 s under the supervisor's lock,
              // and memory.
-             .begin_thread = [this] { (void)device().MakeCurrent(); }}) {
+             .begin_thread = [this] { (void)device().MakeThreadOwn(); },
+             .device_failure = [this] { return ended_->Failure(); }}) {
     options_.meeting.OnAbort([this](uint64_t step, const absl::Status& s) {
       supervisor_.Hear(step, s);
     });
@@ -302,7 +303,7 @@ absl::Status NcclTransport::MakeTools() {
   status.Update(supervisor_.Start());
   make(domain_abort_, AbortThread::Start(device()));
   make(world_abort_, AbortThread::Start(device()));
-  make(ended_, device().CreateEvent());
+  make(ended_, device().CreatePolledEvent());
   status.Update(enqueued_.CreateProgress(device()));
   has_tools_ = status.ok();
   return status;

@@ -189,9 +189,10 @@ void RefitSupervisor::AwaitOver(Lock& lock) {
       changed_.wait_for(lock, sleep, [&] { return !is_going_on(); });
     }
     lock.unlock();
-    const absl::Status interrupted = PollInterruption();
+    absl::Status ended = PollInterruption();
+    ended.Update(actions_.device_failure());
     lock.lock();
-    if (!interrupted.ok()) SetFailure(interrupted);
+    if (!ended.ok()) SetFailure(ended);
   }
 }
 

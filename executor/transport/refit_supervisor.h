@@ -60,6 +60,9 @@ class RefitSupervisor {
     std::function<void(bool is_enqueued)> stop;
     // Called on the supervisor's thread before all else there.
     std::function<void()> begin_thread;
+    // An error of the work, for which `probe` need not ask. Called without the
+    // lock on the rank's thread, which alone waits if it does not return.
+    std::function<absl::Status()> device_failure;
   };
 
   explicit RefitSupervisor(Actions actions) : actions_(std::move(actions)) {}

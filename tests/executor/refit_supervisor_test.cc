@@ -42,8 +42,15 @@ class RefitSupervisorTest : public testing::Test {
                            std::this_thread::sleep_for(milliseconds(50));
                            while (graph_exists_) std::this_thread::yield();
                            Log(is_enqueued ? "stop enqueued" : "stop");
+                           return stopped_;
                          },
-                     .begin_thread = [] {}}) {
+                     .begin_thread = [] {},
+                     .device_failure =
+                         [this] {
+                           return device_fails_
+                                      ? absl::InternalError("device broken")
+                                      : absl::OkStatus();
+                         }}) {
     EXPECT_TRUE(supervisor_.Start().ok());
   }
 
@@ -77,6 +84,8 @@ class RefitSupervisorTest : public testing::Test {
   absl::Status decision_;
   std::atomic<bool> fails_ = false;
   std::atomic<bool> is_done_ = false;
+  std::atomic<bool> device_fails_ = false;
+  absl::Status stopped_;
   std::atomic<bool> graph_exists_ = false;  // an abort waits for it
   RefitSupervisor supervisor_;
 };
@@ -264,6 +273,16 @@ TEST_F(RefitSupervisorTest, DisconnectAndCloseEndWhatIsUnderWay) {
   ASSERT_TRUE(Begin().ok());
   supervisor_.Close();
   EXPECT_EQ(TakeLog(), (Lines{"step 2", "step 3", "stop"}));
+}
+
+TEST_F(RefitSupervisorTest, ADeviceThatFailedEndsTheRefitOfARankThatWaits) {
+  supervisor_.Connected();
+  ASSERT_TRUE(Begin().ok());
+  ASSERT_TRUE(End().ok());
+  device_fails_ = true;
+  EXPECT_EQ(Wait().message(), "device broken");
+  EXPECT_EQ(TakeLog(),
+            (Lines{"step 1", "tell device broken", "stop enqueued"}));
 }
 
 // Many threads at once, for the thread sanitizer.

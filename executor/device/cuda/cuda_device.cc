@@ -1,10 +1,14 @@
 #include "refit/cuda_device.h"
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/bulk_copy_kernel.h"
 #include "executor/device/cuda/cuda_copies.h"
@@ -16,6 +20,7 @@
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/delta_kernel.h"
+#include "executor/device/cuda/driver_function.h"
 #include "executor/device/cuda/marking_cast_kernel.h"
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
@@ -69,6 +74,20 @@ class CudaStream : public DeviceStream {
   const cudaStream_t stream_;
 };
 
+// A thread may then ask the driver about work while another one captures in the
+// global mode, which is the default: neither call fails, nor is the capture
+// lost.
+class ScopedRelaxedCapture {
+ public:
+  ScopedRelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~ScopedRelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ScopedRelaxedCapture(const ScopedRelaxedCapture&) = delete;
+  ScopedRelaxedCapture& operator=(const ScopedRelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class CudaEvent : public DeviceEvent {
  public:
   CudaEvent(int device, cudaEvent_t event) : device_(device), event_(event) {}
@@ -90,6 +109,7 @@ class CudaEvent : public DeviceEvent {
   }
   absl::StatusOr<bool> Reached() override {
     const ScopedDevice current(device_);
+    const ScopedRelaxedCapture relaxed;
     const cudaError_t error = cudaEventQuery(event_);
     if (error == cudaErrorNotReady) {
       cudaGetLastError();
@@ -104,6 +124,29 @@ class CudaEvent : public DeviceEvent {
   const cudaEvent_t event_;
 };
 
+// The stream stores its number of records to the host's memory too.
+class CudaPolledEvent : public DeviceEvent {
+ public:
+  CudaPolledEvent(std::unique_ptr<DeviceEvent> event,
+                  std::unique_ptr<DeviceProgress> progress)
+      : event_(std::move(event)), progress_(std::move(progress)) {}
+  absl::Status Record(Stream stream) override {
+    absl::Status status = progress_->Mark(++records_, stream);
+    status.Update(event_->Record(stream));
+    return status;
+  }
+  absl::Status Await(Stream stream) override { return event_->Await(stream); }
+  absl::StatusOr<bool> Reached() override {
+    return progress_->reached() == records_;
+  }
+  absl::Status Failure() override { return event_->Reached().status(); }
+
+ private:
+  const std::unique_ptr<DeviceEvent> event_;
+  const std::unique_ptr<DeviceProgress> progress_;
+  std::atomic<uint32_t> records_ = 0;
+};
+
 class CudaDevice : public Device {
  public:
   CudaDevice(int ordinal, const CudaKernelLimits& limits)
@@ -111,6 +154,26 @@ class CudaDevice : public Device {
 
   absl::Status MakeCurrent() override {
     return CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice");
+  }
+
+  absl::Status MakeThreadOwn() override {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    absl::Status status = CudaStatus(cudaThreadExchangeStreamCaptureMode(&mode),
+                                     "cudaThreadExchangeStreamCaptureMode");
+    status.Update(MakeCurrent());
+    return status;
+  }
+
+  std::string Identity() override {
+    const auto get =
+        FindDriverFunction<PFN_cuDeviceGetUuid_v11040>("cuDeviceGetUuid");
+    CUuuid uuid = {};
+    if (!get.ok() || (*get)(&uuid, ordinal_) != CUDA_SUCCESS) return "";
+    const std::string hex =
+        absl::BytesToHexString({uuid.bytes, sizeof(uuid.bytes)});
+    return absl::StrCat("GPU-", hex.substr(0, 8), "-", hex.substr(8, 4), "-",
+                        hex.substr(12, 4), "-", hex.substr(16, 4), "-",
+                        hex.substr(20));
   }
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
@@ -192,6 +255,15 @@ class CudaDevice : public Device {
                    "cudaEventCreateWithFlags");
     if (!status.ok()) return status;
     return std::make_unique<CudaEvent>(ordinal_, event);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreatePolledEvent() override {
+    absl::StatusOr<std::unique_ptr<DeviceEvent>> event = CreateEvent();
+    if (!event.ok()) return event.status();
+    absl::StatusOr<std::unique_ptr<DeviceProgress>> progress = CreateProgress();
+    if (!progress.ok()) return progress.status();
+    return std::make_unique<CudaPolledEvent>(*std::move(event),
+                                             *std::move(progress));
   }
 
   absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() override {

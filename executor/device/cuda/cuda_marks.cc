@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/driver_function.h"
 #include "executor/device/cuda/fence_kernel.h"
 #include "executor/device/cuda/scoped_device.h"
 
@@ -72,10 +73,25 @@ class CudaProgress : public DeviceProgress {
     status = CudaStatus(cudaHostGetDevicePointer(&mapped, host, 0),
                         "cudaHostGetDevicePointer");
     mapped_ = static_cast<uint32_t*>(mapped);
+    write_word_ =
+        FindDriverFunction<decltype(write_word_)>("cuStreamWriteValue32")
+            .value_or(nullptr);
     return status;
   }
   absl::Status Mark(uint32_t value, Stream stream) override {
     const ScopedDevice current(device_);
+    // Costs no turn on a device that processes share, unlike a kernel. A graph
+    // takes the kernel.
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    absl::Status status = CudaStatus(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture),
+        "cudaStreamIsCapturing");
+    if (!status.ok()) return status;
+    if (capture == cudaStreamCaptureStatusNone && write_word_ != nullptr &&
+        write_word_(stream, reinterpret_cast<uint64_t>(mapped_), value,
+                    /*CU_STREAM_WRITE_VALUE_DEFAULT=*/0) == 0) {
+      return absl::OkStatus();
+    }
     return CudaStatus(
         cuda::LaunchMark(mapped_, value, static_cast<cudaStream_t>(stream)),
         "launch of the mark kernel");
@@ -89,6 +105,7 @@ class CudaProgress : public DeviceProgress {
   const int device_;
   uint32_t* word_ = nullptr;
   uint32_t* mapped_ = nullptr;  // as the device reaches it
+  int (*write_word_)(void*, uint64_t, uint32_t, unsigned int) = nullptr;
 };
 
 template <typename Made>

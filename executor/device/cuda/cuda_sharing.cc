@@ -326,6 +326,9 @@ absl::StatusOr<std::string> CudaSharing::ServerName() {
     absl::StatusOr<std::unique_ptr<DescriptorServer>> server =
         DescriptorServer::Start([device = device_](std::string_view request)
                                     -> absl::StatusOr<FileDescriptor> {
+          // The thread is Refit's own; others may capture meanwhile.
+          cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+          cudaThreadExchangeStreamCaptureMode(&mode);
           const absl::Status current =
               CudaStatus(cudaSetDevice(device), "cudaSetDevice");
           if (!current.ok()) return current;

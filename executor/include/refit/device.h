@@ -373,6 +373,8 @@ class DeviceEvent {
   virtual absl::Status Await(Stream stream) = 0;
   // Whether the recorded point was reached; an error of the device's work.
   virtual absl::StatusOr<bool> Reached() = 0;
+  // An error of the device's work, where Reached does not ask for it.
+  virtual absl::Status Failure() { return absl::OkStatus(); }
 };
 
 // The time between two points of streams.
@@ -472,6 +474,14 @@ class Device {
   // calls here do not depend on it and leave it as it was.
   virtual absl::Status MakeCurrent() = 0;
 
+  // For a thread of Refit's own: the same, and the thread's calls disturb no
+  // capture of another thread from now on.
+  virtual absl::Status MakeThreadOwn() { return MakeCurrent(); }
+
+  // What tells this device from all others of all hosts, also one part of a GPU
+  // from another (MIG); "": nothing does.
+  virtual std::string Identity() { return ""; }
+
   // At least 256-byte aligned, contents unspecified. Error: kResourceExhausted.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) = 0;
@@ -497,6 +507,12 @@ class Device {
   // Whether `stream` is capturing, so that work goes into a graph.
   virtual absl::StatusOr<bool> IsCapturing(Stream stream) = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() = 0;
+  // An event that any thread may poll at any time: its Reached calls no driver,
+  // which might wait for the device, or break another thread's capture. Nothing
+  // that is captured may record it.
+  virtual absl::StatusOr<std::unique_ptr<DeviceEvent>> CreatePolledEvent() {
+    return CreateEvent();
+  }
   virtual absl::StatusOr<std::unique_ptr<DeviceTimer>> CreateTimer() = 0;
   virtual absl::StatusOr<std::unique_ptr<DeviceProgress>> CreateProgress() = 0;
 
