@@ -40,9 +40,15 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
 
 NcclCommunicator::~NcclCommunicator() { Abort(); }
 
+// An abort that does not return holds up nobody else: others find no
+// communicator.
 void NcclCommunicator::Abort() {
-  std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) api_.CommAbort(std::exchange(comm_, nullptr));
+  nccl::Comm comm = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    comm = std::exchange(comm_, nullptr);
+  }
+  if (comm != nullptr) api_.CommAbort(comm);
 }
 
 bool NcclCommunicator::Contains(int32_t rank) const {

@@ -101,7 +101,7 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
   // One after the other; all domains at once, since they share no rank.
   const auto make = [&](const std::vector<int32_t>& ranks, bool takes_part,
                         bool inside,
-                        std::unique_ptr<NcclCommunicator>& target) {
+                        std::shared_ptr<NcclCommunicator>& target) {
     auto made = CreateCommunicator(ranks, takes_part);
     if (!made.ok()) return made.status();
     target = *std::move(made);

@@ -21,8 +21,9 @@ namespace refit {
 
 // Null where no rank, or none of this rank's domain, needs it.
 struct NcclLinks {
-  std::unique_ptr<NcclCommunicator> domain;
-  std::unique_ptr<NcclCommunicator> world;
+  // Shared with a thread that aborts them, which may not return.
+  std::shared_ptr<NcclCommunicator> domain;
+  std::shared_ptr<NcclCommunicator> world;
   std::unique_ptr<DeviceFence> fence;
   std::vector<std::string> notices;  // Transport::notices
 };

@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "executor/device/host_identity.h"
+#include "executor/own_thread.h"
 #include "executor/transport/enqueued_rounds.h"
 #include "executor/transport/gathered_structs.h"
 #include "executor/transport/handshake.h"
@@ -33,63 +33,71 @@ constexpr std::chrono::milliseconds kStopPause(5);
 Deadline Now() { return std::chrono::steady_clock::now(); }
 
 // A thread that aborts a communicator when it is told to. Made while nothing
-// has failed: who aborts may be unable to make threads.
+// has failed: who aborts may be unable to make threads. An abort that does not
+// return keeps the thread and the communicator, and nobody else.
 class AbortThread {
  public:
   static absl::StatusOr<std::unique_ptr<AbortThread>> Start(Device& device) {
     auto made = std::make_unique<AbortThread>();
-    try {
-      made->thread_ = std::thread(&AbortThread::Loop, made.get(), &device);
-    } catch (const std::system_error& error) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "cannot start a thread for NCCL's aborts: ", error.what()));
-    }
+    absl::Status status =
+        StartThread(made->thread_, "a thread for NCCL's aborts",
+                    [state = made->state_, &device] { state->Loop(device); });
+    if (!status.ok()) return status;
     return made;
   }
   ~AbortThread() {
-    Set([this] { is_closing_ = true; });
-    if (thread_.joinable()) thread_.join();
+    if (!thread_.joinable()) return;
+    state_->Set([this] { state_->is_closing = true; });
+    if (Await(Now())) {
+      thread_.join();
+    } else {
+      thread_.detach();
+    }
   }
 
-  void Begin(NcclCommunicator* communicator) {
-    Set([&] { communicator_ = communicator; });
+  void Begin(std::shared_ptr<NcclCommunicator> communicator) {
+    state_->Set([&] { state_->communicator = std::move(communicator); });
   }
   // Returns when what was begun is over; false: not before the deadline.
-  bool Await(Deadline deadline = Deadline::max()) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_until(lock, deadline,
-                               [&] { return communicator_ == nullptr; });
+  bool Await(Deadline deadline) {
+    std::unique_lock lock(state_->mutex);
+    return state_->changed.wait_until(
+        lock, deadline, [this] { return state_->communicator == nullptr; });
   }
 
  private:
-  template <typename Change>
-  void Set(Change change) {
-    {
-      std::lock_guard lock(mutex_);
-      change();
-    }
-    changed_.notify_all();
-  }
-  void Loop(Device* device) {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock,
-                    [&] { return is_closing_ || communicator_ != nullptr; });
-      if (communicator_ == nullptr) return;
-      lock.unlock();
-      (void)device->MakeCurrent();
-      communicator_->Abort();
-      lock.lock();
-      communicator_ = nullptr;
-      changed_.notify_all();
-    }
-  }
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_closing = false;
+    std::shared_ptr<NcclCommunicator> communicator;  // to abort
 
+    template <typename Change>
+    void Set(Change change) {
+      {
+        std::lock_guard lock(mutex);
+        change();
+      }
+      changed.notify_all();
+    }
+    void Loop(Device& device) {
+      std::unique_lock lock(mutex);
+      while (true) {
+        changed.wait(lock,
+                     [&] { return is_closing || communicator != nullptr; });
+        if (communicator == nullptr) return;
+        lock.unlock();
+        (void)device.MakeThreadOwn();
+        communicator->Abort();
+        lock.lock();
+        communicator = nullptr;
+        changed.notify_all();
+      }
+    }
+  };
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_closing_ = false;
-  NcclCommunicator* communicator_ = nullptr;  // to abort
 };
 
 }  // namespace
@@ -106,7 +114,7 @@ class NcclTransport : public Transport, private Fence {
                  [this](StepPurpose p) { return control().BeginStep(p); },
              .tell = [this](const absl::Status& s) { control().Abort(s); },
              .probe = [this](bool is_enqueued) { return Probe(is_enqueued); },
-             .stop = [this](bool is_enqueued) { StopWork(is_enqueued); },
+             .stop = [this](bool is_enqueued) { return StopWork(is_enqueued); },
              // A new thread's current GPU is the first. A rank on another GPU
              // would make a context there: 0.2 s under the supervisor's lock,
              // and memory.
@@ -185,7 +193,8 @@ class NcclTransport : public Transport, private Fence {
     return status.ok() ? status : supervisor_.Fail(status);
   }
   absl::StatusOr<bool> Probe(bool is_enqueued);
-  void StopWork(bool is_enqueued);
+  absl::Status StopWork(bool is_enqueued);
+  bool AwaitAborts(Deadline deadline);
   absl::Status AsyncError();
   std::string Unfinished();
 
@@ -231,13 +240,13 @@ NcclTransport::~NcclTransport() {
 
 // Ends kernels that wait for peers. On the supervisor's thread, or when it is
 // gone.
-void NcclTransport::StopWork(bool is_enqueued) {
+absl::Status NcclTransport::StopWork(bool is_enqueued) {
   if (links_.fence != nullptr) links_.fence->Abort();
   AwaitCapturedGroup();
   // Both at once: an abort waits for the kernels of its communicator, which may
   // stand behind the other's, on one stream or in one graph.
-  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain.get());
-  if (links_.world != nullptr) world_abort_->Begin(links_.world.get());
+  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain);
+  if (links_.world != nullptr) world_abort_->Begin(links_.world);
   // An abort waits for graphs too: they are dropped once their kernels have
   // ended, or seem never to.
   const bool aborts = links_.domain != nullptr || links_.world != nullptr;
@@ -248,8 +257,17 @@ void NcclTransport::StopWork(bool is_enqueued) {
     std::this_thread::sleep_for(kStopPause);
   }
   if (on_break_) on_break_();
-  domain_abort_->Await();
-  world_abort_->Await();
+  if (AwaitAborts(Now() + options_.abort_time)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "ncclCommAbort did not return within ",
+      std::chrono::duration<double>(options_.abort_time).count(),
+      " s and its communicator is left behind: destroy graphs that captured a "
+      "refit, if there are any, and else restart the process"));
+}
+
+bool NcclTransport::AwaitAborts(Deadline deadline) {
+  const bool domain = domain_abort_->Await(deadline);
+  return world_abort_->Await(deadline) && domain;
 }
 
 absl::Status NcclTransport::AsyncError() {
@@ -350,14 +368,13 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
 // An abort waits for graphs of the caller's that hold a refit.
 absl::Status NcclTransport::EndLinks(Deadline deadline) {
   if (!has_tools_) return absl::OkStatus();
-  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain.get());
-  if (links_.world != nullptr) world_abort_->Begin(links_.world.get());
-  const bool ended =
-      domain_abort_->Await(deadline) && world_abort_->Await(deadline);
-  if (!ended) {
+  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain);
+  if (links_.world != nullptr) world_abort_->Begin(links_.world);
+  if (!AwaitAborts(deadline)) {
     return absl::DeadlineExceededError(
-        "a graph that captured a refit still exists, and the end of the "
-        "connections waits for that: destroy the graph first");
+        "ncclCommAbort of the last connections has not returned, which it does "
+        "not while a graph that captured a refit still exists: destroy the "
+        "graph first; if there is none, restart the process");
   }
   links_.domain.reset();
   links_.world.reset();

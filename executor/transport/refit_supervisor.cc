@@ -290,8 +290,13 @@ void RefitSupervisor::Stop(Lock& lock) {
   // First: the others wait for what is ended here.
   TellFailure(lock);
   lock.unlock();
-  actions_.stop(is_enqueued);
+  const absl::Status stopped = actions_.stop(is_enqueued);
   lock.lock();
+  if (!stopped.ok()) {
+    failure_ =
+        absl::Status(failure_.code(),
+                     absl::StrCat(failure_.message(), "; ", stopped.message()));
+  }
   phase_ = RefitPhase::kTorn;
   changed_.notify_all();
 }

@@ -56,8 +56,9 @@ class RefitSupervisor {
     // deadline too. `is_enqueued`: all of the work was enqueued. Called with
     // the supervisor's lock held, so it must not call the supervisor.
     std::function<absl::StatusOr<bool>(bool is_enqueued)> probe;
-    // Ends the work. Called on the supervisor's thread, or in Close.
-    std::function<void(bool is_enqueued)> stop;
+    // Ends the work. Called on the supervisor's thread, or in Close. An error,
+    // what could not be ended, is added to the failure.
+    std::function<absl::Status(bool is_enqueued)> stop;
     // Called on the supervisor's thread before all else there.
     std::function<void()> begin_thread;
     // An error of the work, for which `probe` need not ask. Called without the

@@ -25,7 +25,8 @@ std::vector<uint32_t> HostsOf(const PlanFile& plan) {
 
 std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     Device& device, const std::vector<uint32_t>& hosts, uint16_t* port,
-    bool has_secret, const std::vector<std::string>& real) {
+    bool has_secret, const std::vector<std::string>& real,
+    std::chrono::milliseconds abort_time) {
   const auto ranks = static_cast<int32_t>(hosts.size());
   TcpRendezvous rendezvous = *LoopbackRendezvous(ranks);
   if (!has_secret) rendezvous.secret.clear();
@@ -43,6 +44,7 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
         options.meeting = *std::move(control);
         options.hosts = hosts;
         options.host = real.empty() ? absl::StrCat(hosts[rank]) : real[rank];
+        options.abort_time = abort_time;
         ends[rank] = *CreateNcclTransport(std::move(options));
       }).ok());
   return ends;

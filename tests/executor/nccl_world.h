@@ -2,6 +2,7 @@
 #ifndef REFIT_TESTS_EXECUTOR_NCCL_WORLD_H_
 #define REFIT_TESTS_EXECUTOR_NCCL_WORLD_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -17,10 +18,12 @@ namespace refit {
 // The ends of a world whose ranks are on `hosts`. `device` must outlive them.
 // `port`, if it is not null, becomes that of the control planes' meeting.
 // `real`: what each rank takes for its host; empty: those are as planned.
+// `abort_time`: NcclOptions::abort_time.
 std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     Device& device, const std::vector<uint32_t>& hosts,
     uint16_t* port = nullptr, bool has_secret = true,
-    const std::vector<std::string>& real = {});
+    const std::vector<std::string>& real = {},
+    std::chrono::milliseconds abort_time = NcclOptions().abort_time);
 
 // Compiles `job`, which needs no files.
 // `config`: beside it, as config.json.

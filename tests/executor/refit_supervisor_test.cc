@@ -285,6 +285,14 @@ TEST_F(RefitSupervisorTest, ADeviceThatFailedEndsTheRefitOfARankThatWaits) {
             (Lines{"step 1", "tell device broken", "stop enqueued"}));
 }
 
+TEST_F(RefitSupervisorTest, WhatCouldNotBeStoppedIsAddedToTheFailure) {
+  stopped_ = absl::InternalError("and it goes on");
+  supervisor_.Connected();
+  ASSERT_TRUE(Begin().ok());
+  EXPECT_EQ(supervisor_.Fail(absl::AbortedError("mine")),
+            absl::AbortedError("mine; and it goes on"));
+}
+
 // Many threads at once, for the thread sanitizer.
 TEST_F(RefitSupervisorTest, AbortsAtAnyTimeFailARefitOrNone) {
   std::atomic<bool> is_over = false;

@@ -3,6 +3,7 @@
 #ifndef REFIT_EXECUTOR_INCLUDE_REFIT_NCCL_TRANSPORT_H_
 #define REFIT_EXECUTOR_INCLUDE_REFIT_NCCL_TRANSPORT_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +24,10 @@ struct NcclOptions {
   // What tells the host of this rank from others; empty: the machine it runs
   // on, or what NCCL_HOSTID says. Connect compares `hosts` with it.
   std::string host = "";
+  // How long an abort of NCCL may take. A communicator whose abort takes longer
+  // is left behind, with a thread, so that this rank's calls return; Connect
+  // waits for the abort again, until its deadline.
+  std::chrono::milliseconds abort_time{30'000};
 };
 
 // The transport uses the libnccl that the process has loaded, else the file

@@ -94,6 +94,10 @@ void fake_nccl_corrupt_at(int rank, uint64_t operation, size_t byte) {
   SetFault(rank, operation, {.kind = Fault::kCorrupt, .byte = byte});
 }
 
+void fake_nccl_hang_abort(int rank) {
+  Set([&](Engine& engine) { engine.workers[rank].abort_hangs = true; });
+}
+
 void fake_nccl_kill(int rank) {
   Set([&](Engine& engine) { engine.workers[rank].is_killed = true; });
 }

@@ -150,6 +150,7 @@ extern thread_local ThreadState thread;
 struct Worker {
   int version = 0;  // 0: as the settings say
   bool is_killed = false;
+  bool abort_hangs = false;
   std::chrono::microseconds delay{0};
   uint64_t issued = 0;
   std::map<uint64_t, Fault> faults;  // by operation

@@ -77,6 +77,8 @@ void fake_nccl_fail_at(int rank, uint64_t operation, int result);
 void fake_nccl_hang_at(int rank, uint64_t operation);
 // Flips a byte, counted in the message, on its way.
 void fake_nccl_corrupt_at(int rank, uint64_t operation, size_t byte);
+// ncclCommAbort of the rank's communicators does not return.
+void fake_nccl_hang_abort(int rank);
 // The rank's calls block from here on; none of its operations is done.
 void fake_nccl_kill(int rank);
 

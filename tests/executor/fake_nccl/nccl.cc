@@ -334,6 +334,10 @@ Result ncclCommAbort(Comm handle) {
   if (Result r = Enter(lock, handle, "ncclCommAbort", comm); r != kSuccess) {
     return r;
   }
+  if (Engine::Get().workers[comm->worker].abort_hangs) {
+    Engine::Get().Await(lock, [] { return false; });
+    return kSystemError;
+  }
   if (Clock::now() < comm->captured_at) {
     Engine::Get().RecordViolation(
         "a communicator is aborted while its group is put into a graph");
