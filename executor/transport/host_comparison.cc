@@ -1,6 +1,7 @@
 #include "executor/transport/host_comparison.h"
 
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -55,6 +56,41 @@ std::vector<std::string> CompareHosts(absl::Span<const uint32_t> planned,
         absl::StrCat("these ranks all run on \"", host, "\", but the plan has ",
                      absl::StrJoin(hosts, "; "),
                      ": what moves between them takes the way of the network"));
+  }
+  return lines;
+}
+
+std::vector<std::string> CompareGpus(int32_t rank, absl::Span<const Edge> edges,
+                                     absl::Span<const std::string> gpus) {
+  const std::string& mine = gpus[static_cast<size_t>(rank)];
+  if (mine.empty()) return {};
+  std::set<int32_t> apart;
+  std::set<int32_t> together;
+  for (const Edge& edge : edges) {
+    const std::string& theirs = gpus[static_cast<size_t>(edge.peer)];
+    if (theirs.empty()) continue;
+    const bool is_local = edge.route == fb::Route::kLocal;
+    if (is_local && theirs != mine) apart.insert(edge.peer);
+    if (!is_local && theirs == mine) together.insert(edge.peer);
+  }
+  const auto text = [](const std::set<int32_t>& ranks) {
+    return RanksText(Ranks(ranks.begin(), ranks.end()));
+  };
+  std::vector<std::string> lines;
+  if (!apart.empty()) {
+    lines.push_back(absl::StrCat(
+        "the plan has rank ", rank, " and ", text(apart),
+        " on one GPU, but rank ", rank, " runs on ", mine, " and rank ",
+        *apart.begin(), " on ", gpus[static_cast<size_t>(*apart.begin())],
+        ": what moves between them takes the way between GPUs"));
+  }
+  if (!together.empty()) {
+    lines.push_back(absl::StrCat(
+        "rank ", rank, " and ", text(together), " run on one GPU, ", mine,
+        ", but the plan has them on several: they wait for each other in "
+        "turns, "
+        "and NCCL refuses them. Give each rank a GPU of its own, or the job "
+        "\"colocated\": true"));
   }
   return lines;
 }

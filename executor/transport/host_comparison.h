@@ -1,4 +1,4 @@
-// The hosts of a plan, compared with those that its ranks run on.
+// The hosts and GPUs of a plan, compared with those that its ranks run on.
 #ifndef REFIT_EXECUTOR_TRANSPORT_HOST_COMPARISON_H_
 #define REFIT_EXECUTOR_TRANSPORT_HOST_COMPARISON_H_
 
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "refit/transport.h"
 
 namespace refit {
 
@@ -17,6 +18,13 @@ namespace refit {
 std::vector<std::string> CompareHosts(absl::Span<const uint32_t> planned,
                                       absl::Span<const std::string> real,
                                       absl::Span<const std::string> names);
+
+// The GPUs of the rank `rank` and of the peers of its `edges`: a line for peers
+// that the plan has on its GPU and that run on others, then one for those that
+// it has on others and that run on its GPU. `gpus`: by rank, what tells GPUs
+// apart; "" where there is none.
+std::vector<std::string> CompareGpus(int32_t rank, absl::Span<const Edge> edges,
+                                     absl::Span<const std::string> gpus);
 
 }  // namespace refit
 

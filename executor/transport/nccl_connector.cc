@@ -53,6 +53,23 @@ void ReadFields(PayloadReader& reader, NcclSettings& settings) {
   settings.encrypts = reader.Bool();
 }
 
+// Where a rank runs.
+struct Place {
+  std::string host;
+  std::string host_name;
+  std::string gpu;  // Device::Identity
+};
+
+void WriteFields(const Place& place, PayloadWriter& writer) {
+  writer.String(place.host).String(place.host_name).String(place.gpu);
+}
+
+void ReadFields(PayloadReader& reader, Place& place) {
+  place.host = reader.String();
+  place.host_name = reader.String();
+  place.gpu = reader.String();
+}
+
 std::string TouchText(absl::Span<const Operation> operations) {
   std::string text =
       operations.size() > 1 ? "touching the edges" : "touching the edge";
@@ -165,21 +182,28 @@ absl::Status NcclConnector::CheckEdges(absl::Span<const Edge> edges) const {
   return absl::OkStatus();
 }
 
-// The plan's hosts against those that ranks run on. An error where this rank's
-// direct rounds would cross hosts, which nothing can map memory over; else what
-// differs is for the user to know: staged rounds are right wherever ranks are.
+// The plan's hosts and GPUs against those that ranks run on. An error where
+// this rank's direct rounds would cross hosts, which nothing can map memory
+// over; else what differs is for the user to know: staged rounds are right
+// wherever ranks are.
 absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
     absl::Span<const Edge> edges) {
-  const absl::StatusOr<std::vector<std::string>> real =
-      control_.AllGather(host_, "comparing hosts", deadline_);
-  if (!real.ok()) return real.status();
-  const absl::StatusOr<std::vector<std::string>> names =
-      control_.AllGather(ThisHostName(), "naming hosts", deadline_);
-  if (!names.ok()) return names.status();
-  std::vector<std::string> notices = CompareHosts(hosts_, *real, *names);
+  const absl::StatusOr<std::vector<Place>> places =
+      Gather(absl::OkStatus(), Place{host_, ThisHostName(), device_.Identity()},
+             "comparing hosts");
+  if (!places.ok()) return places.status();
+  std::vector<std::string> real;
+  std::vector<std::string> names;
+  std::vector<std::string> gpus;
+  for (const Place& place : *places) {
+    real.push_back(place.host);
+    names.push_back(place.host_name);
+    gpus.push_back(place.gpu);
+  }
+  std::vector<std::string> notices = CompareHosts(hosts_, real, names);
   absl::Status status;
   for (const Edge& edge : edges) {
-    const std::string& theirs = (*real)[static_cast<size_t>(edge.peer)];
+    const std::string& theirs = real[static_cast<size_t>(edge.peer)];
     if (IsStaged(edge) || theirs == host_) continue;
     // The plan has both on one host, so there is a line on it.
     status = absl::FailedPreconditionError(absl::StrCat(
@@ -189,6 +213,9 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
   }
   status = Agree(status, "comparing hosts");
   if (!status.ok()) return status;
+  for (std::string& line : CompareGpus(rank(), edges, gpus)) {
+    notices.push_back(std::move(line));
+  }
   return notices;
 }
 

@@ -35,6 +35,37 @@ TEST(HostComparisonTest, RanksThatThePlanHasApartAndTheWorldTogether) {
             "the network"});
 }
 
+Edge EdgeTo(int32_t peer, fb::Route route) {
+  return {peer, fb::MessageKind::kSend, route, fb::Mechanism::kDirect};
+}
+
+TEST(GpuComparisonTest, GpusThatArePlannedAreNoNews) {
+  const std::vector<Edge> edges = {EdgeTo(1, fb::Route::kLocal),
+                                   EdgeTo(2, fb::Route::kPeer),
+                                   EdgeTo(3, fb::Route::kNetwork)};
+  EXPECT_EQ(CompareGpus(0, edges, Names{"a", "a", "b", "c"}), Names{});
+  EXPECT_EQ(CompareGpus(0, edges, Names{"", "a", "", ""}), Names{});
+  EXPECT_EQ(CompareGpus(0, edges, Names{"a", "", "", ""}), Names{});
+}
+
+TEST(GpuComparisonTest, RanksOfOneGpuThatRunOnSeveral) {
+  EXPECT_EQ(CompareGpus(0, {EdgeTo(2, fb::Route::kLocal)},
+                        Names{"GPU-a", "GPU-a", "GPU-b"}),
+            Names{"the plan has rank 0 and rank 2 on one GPU, but rank 0 runs "
+                  "on GPU-a and rank 2 on GPU-b: what moves between them takes "
+                  "the way between GPUs"});
+}
+
+TEST(GpuComparisonTest, RanksOfSeveralGpusThatRunOnOne) {
+  EXPECT_EQ(
+      CompareGpus(1, {EdgeTo(0, fb::Route::kPeer), EdgeTo(2, fb::Route::kPeer)},
+                  Names{"GPU-a", "GPU-a", "GPU-a"}),
+      Names{"rank 1 and ranks 0, 2 run on one GPU, GPU-a, but the plan has "
+            "them on several: they wait for each other in turns, and NCCL "
+            "refuses them. Give each rank a GPU of its own, or the job "
+            "\"colocated\": true"});
+}
+
 TEST(HostIdentityTest, NcclsVariableGoesBeforeTheMachine) {
   unsetenv("NCCL_HOSTID");
   const std::string machine = ThisHost();

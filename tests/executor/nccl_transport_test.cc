@@ -1,10 +1,12 @@
 #include "refit/nccl_transport.h"
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/transport_conformance.h"
@@ -235,6 +237,72 @@ TEST_F(NcclTransportTest, RouteInsideADomainCannotCrossHosts) {
   EXPECT_EQ(statuses[0].message(),
             "rank 0 is on host 0 and rank 2 on host 1, but the plan's route "
             "between them stays inside a host");
+}
+
+// A device that is not the one of any other rank.
+class ManyGpus : public HostDevice {
+ public:
+  std::string Identity() override {
+    return absl::StrCat("GPU-", identities_++);
+  }
+
+ private:
+  std::atomic<int> identities_ = 0;
+};
+
+TEST_F(NcclTransportTest, RanksThatThePlanHasOnOneGpuAreToldWhereTheyRun) {
+  ManyGpus device;
+  ends_ = MakeNcclTransports(device, {0, 0, 0});
+  AddEdge(0, 1, fb::Route::kLocal, fb::Mechanism::kDirect);
+  AddEdge(1, 2, fb::Route::kPeer);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_EQ(ends_[0]->notices().size(), 1);
+  EXPECT_NE(ends_[0]->notices()[0].find(
+                "the plan has rank 0 and rank 1 on one GPU, but rank 0 runs "
+                "on GPU-"),
+            std::string::npos)
+      << ends_[0]->notices()[0];
+  EXPECT_EQ(ends_[1]->notices().size(), 1);
+  EXPECT_EQ(ends_[2]->notices().size(), 0);
+}
+
+TEST_F(NcclTransportTest, AnAbortThatDoesNotReturnIsLeftBehind) {
+  using std::chrono::milliseconds;
+  ends_ = MakeNcclTransports(device_, {0, 0}, /*port=*/nullptr,
+                             /*has_secret=*/true, /*real=*/{},
+                             /*abort_time=*/milliseconds(200));
+  AddEdge(0, 1, fb::Route::kPeer);
+  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  fake_nccl_hang_abort(0);
+  const auto soon = [](milliseconds time) {
+    return std::chrono::steady_clock::now() + time;
+  };
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_TRUE(ends_[0]->BeginRefit(Ample(), /*is_captured=*/false).ok());
+  ASSERT_TRUE(ends_[0]->EndRefit(nullptr).ok());
+  ends_[0]->Abort(absl::CancelledError("enough"));
+  const absl::Status status = ends_[0]->Wait();
+  EXPECT_NE(status.message().find(
+                "enough; ncclCommAbort did not return within 0.2 s and its "
+                "communicator is left behind: destroy graphs that captured a "
+                "refit, if there are any, and else restart the process"),
+            std::string::npos)
+      << status;
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  // Connect cannot make anything anew either, and says so.
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    return ends_[rank]->Connect({}, edges_[rank], soon(milliseconds(500)));
+  });
+  EXPECT_EQ(
+      statuses[0].message(),
+      "ncclCommAbort of the last connections has not returned, which it "
+      "does not while a graph that captured a refit still exists: destroy "
+      "the graph first; if there is none, restart the process");
+  EXPECT_FALSE(statuses[1].ok());
+  ends_.clear();  // does not wait for the abort
+  fake_nccl_release();
+  // The thread that was left behind leaves the fake.
+  std::this_thread::sleep_for(milliseconds(200));
 }
 
 // A device on which nothing waits.
