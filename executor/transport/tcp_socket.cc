@@ -13,13 +13,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "executor/own_thread.h"
 #include "executor/waiting.h"
 
 namespace refit::control {
@@ -30,6 +33,8 @@ using std::chrono::seconds;
 
 // One try to reach one address: a host that is off does not answer at all.
 constexpr seconds kConnectTime{5};
+// A name has as long to be resolved, also where no time is left.
+constexpr seconds kResolveTime{2};
 // A silent peer is asked for a sign of life after the idle time, and given up
 // after this many questions: 20 s in all.
 constexpr int kKeepaliveIdleSeconds = 5;
@@ -74,10 +79,11 @@ Kept& TheKept() {
   return kept;
 }
 
-absl::StatusOr<Addresses> Resolve(const std::string& host, uint16_t port) {
+absl::StatusOr<Addresses> Resolve(const std::string& host, uint16_t port,
+                                  int flags = 0) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_flags = AI_NUMERICSERV | flags;
   addrinfo* found = nullptr;
   const int error =
       getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
@@ -86,6 +92,41 @@ absl::StatusOr<Addresses> Resolve(const std::string& host, uint16_t port) {
         absl::StrCat("\"", host, "\" has no address: ", gai_strerror(error)));
   }
   return Addresses(found);
+}
+
+// The resolver has no deadline of its own: where DNS does not answer it takes
+// half a minute. A thread that outlives the wait goes on alone.
+absl::StatusOr<Addresses> ResolveUntil(const std::string& host, uint16_t port,
+                                       Clock::time_point deadline) {
+  absl::StatusOr<Addresses> numeric = Resolve(host, port, AI_NUMERICHOST);
+  if (numeric.ok()) return numeric;
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_there = false;
+    absl::StatusOr<Addresses> addresses = absl::UnknownError("");
+  };
+  const auto answer = std::make_shared<Answer>();
+  std::thread thread;
+  const absl::Status started = StartThread(
+      thread, "the thread that resolves a name", [answer, host, port] {
+        absl::StatusOr<Addresses> addresses = Resolve(host, port);
+        const std::lock_guard lock(answer->mutex);
+        answer->addresses = std::move(addresses);
+        answer->is_there = true;
+        answer->changed.notify_all();
+      });
+  if (!started.ok()) return started;
+  thread.detach();
+  std::unique_lock lock(answer->mutex);
+  const bool came = WaitUntil(
+      answer->changed, lock, std::max(deadline, Clock::now() + kResolveTime),
+      [&] { return answer->is_there; }, [](int64_t) {});
+  if (came) return std::move(answer->addresses);
+  absl::Status interrupted = InterruptionStatus();
+  if (!interrupted.ok()) return interrupted;
+  return absl::UnavailableError(absl::StrCat(
+      "the name \"", host, "\" was not resolved before the deadline"));
 }
 
 void SetOption(const Socket& socket, int level, int option, int value) {
@@ -251,7 +292,8 @@ absl::StatusOr<Socket> Accept(const Socket& listener) {
 
 absl::StatusOr<Socket> Connect(const std::string& host, uint16_t port,
                                Clock::time_point deadline) {
-  const absl::StatusOr<Addresses> addresses = Resolve(host, port);
+  const absl::StatusOr<Addresses> addresses =
+      ResolveUntil(host, port, deadline);
   if (!addresses.ok()) return addresses.status();
   absl::StatusOr<Socket> socket;
   for (const addrinfo* address = addresses->get(); address != nullptr;

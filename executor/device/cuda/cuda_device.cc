@@ -54,9 +54,16 @@ class CudaMemory : public DeviceMemory {
 
 class PinnedMemory : public DeviceMemory {
  public:
-  PinnedMemory(void* data, uint64_t size_bytes)
-      : DeviceMemory(static_cast<std::byte*>(data), size_bytes) {}
-  ~PinnedMemory() override { cudaFreeHost(data()); }
+  PinnedMemory(int device, void* data, uint64_t size_bytes)
+      : DeviceMemory(static_cast<std::byte*>(data), size_bytes),
+        device_(device) {}
+  ~PinnedMemory() override {
+    const ScopedDevice current(device_);
+    cudaFreeHost(data());
+  }
+
+ private:
+  const int device_;
 };
 
 class CudaStream : public DeviceStream {
@@ -209,7 +216,7 @@ class CudaDevice : public Device {
                          " bytes on the host: ", status.message()));
       }
     }
-    return std::make_unique<PinnedMemory>(data, size_bytes);
+    return std::make_unique<PinnedMemory>(ordinal_, data, size_bytes);
   }
 
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(

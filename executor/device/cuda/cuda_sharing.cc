@@ -119,6 +119,8 @@ class IpcMapping {
         device,
         std::string(reinterpret_cast<const char*>(&handle), sizeof(handle)));
     std::lock_guard lock(mutex);
+    std::erase_if(open,
+                  [](const auto& entry) { return entry.second.expired(); });
     if (std::shared_ptr<IpcMapping> known = open[key].lock()) return known;
     void* address = nullptr;
     absl::Status status = CudaStatus(
