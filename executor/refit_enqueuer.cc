@@ -820,12 +820,14 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
                                          std::optional<uint32_t> step,
                                          Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
-  const uint32_t* const aborted = transport_.fence()->aborted();
+  Fence& fence = *transport_.fence();
+  const uint32_t* const aborted = fence.aborted();
   const DeviceUse use = UseOf(round);
   const std::vector<size_t> batches =
       kind_ == RefitKind::kPlain   ? std::vector{BatchOf(*work.move_batch)}
       : kind_ == RefitKind::kDelta ? rounds_.delta.delta.moves[round]
                                    : rounds_.delta.dense.moves[round];
+  if (absl::Status s = fence.ObserveAbort(stream); !s.ok()) return s;
   return wire_time_.Time(stream, [&] {
     for (const size_t batch : batches) {
       const absl::Status status =
@@ -868,6 +870,7 @@ absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {
   }
   if (!fused.read_sources.empty() && status.ok()) {
     status = fence.AwaitGrants(fused.read_sources, stream);
+    if (status.ok()) status = fence.ObserveAbort(stream);
     if (!status.ok()) return status;
     status = rounds_.copies->Enqueue(*fused.pull_batch, stream, fence.aborted(),
                                      AtMost(direct_multiprocessors_));

@@ -293,8 +293,9 @@ absl::StatusOr<std::unique_ptr<ExportedMemory>> HostDevice::Export(
   for (const MemoryRange& range : ranges) {
     exported.ranges.push_back({.size_bytes = range.size_bytes});
   }
-  return Lend({.ranges = {ranges.begin(), ranges.end()}, .pages = {}},
-              std::move(exported));
+  return Lend(
+      {.ranges = {ranges.begin(), ranges.end()}, .pages = {}, .memory = {}},
+      std::move(exported));
 }
 
 absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
@@ -319,7 +320,7 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> HostDevice::Import(
 }
 
 absl::StatusOr<std::unique_ptr<DeviceFence>> HostDevice::CreateFence(
-    int32_t rank, int32_t, bool) {
+    int32_t rank, int32_t, absl::Span<const int32_t>) {
   return std::make_unique<HostFence>(rank);
 }
 

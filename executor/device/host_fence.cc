@@ -60,7 +60,8 @@ absl::StatusOr<std::string> HostFence::Export() {
 }
 
 absl::Status HostFence::Connect(absl::Span<const int32_t> peers,
-                                absl::Span<const std::string> exported) {
+                                absl::Span<const std::string> exported,
+                                std::chrono::steady_clock::time_point) {
   peers_.clear();
   for (size_t i = 0; i < peers.size(); ++i) {
     const std::optional<Exported> theirs = ReadExported(exported[i]);

@@ -22,7 +22,8 @@ class HostFence : public DeviceFence {
 
   absl::StatusOr<std::string> Export() override;
   absl::Status Connect(absl::Span<const int32_t> peers,
-                       absl::Span<const std::string> exported) override;
+                       absl::Span<const std::string> exported,
+                       std::chrono::steady_clock::time_point) override;
   void Abort() override;
   std::vector<int32_t> Waiting() const override;
 

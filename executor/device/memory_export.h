@@ -76,6 +76,8 @@ struct LentMemory {
   std::vector<MemoryRange> ranges;
   // By allocation; without a byte if it is none of cuMemMap.
   std::vector<MemoryRange> pages;
+  // What holds the ranges; null: its owner keeps it while others use it.
+  std::shared_ptr<const void> memory;
 };
 
 // By token; never destroyed.

@@ -389,11 +389,11 @@ absl::Status NcclConnector::Await(DeviceEvent& event) {
 }
 
 absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::CreateFence(
-    const std::vector<int32_t>& peers, bool shares_device,
+    const std::vector<int32_t>& peers, const std::vector<int32_t>& sharing,
     std::string& exported) {
   if (peers.empty()) return nullptr;
   absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
-      device_.CreateFence(rank(), control_.world_size(), shares_device);
+      device_.CreateFence(rank(), control_.world_size(), sharing);
   if (!fence.ok()) return fence.status();
   absl::StatusOr<std::string> mine = (*fence)->Export();
   if (!mine.ok()) return mine.status();
@@ -405,22 +405,23 @@ absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::CreateFence(
 absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::ConnectFence(
     absl::Span<const Edge> edges) {
   std::set<int32_t> distinct;
-  bool shares_device = false;
+  std::set<int32_t> local;
   for (const Edge& edge : edges) {
     if (IsStaged(edge)) continue;
     distinct.insert(edge.peer);
-    shares_device |= edge.route == fb::Route::kLocal;
+    if (edge.route == fb::Route::kLocal) local.insert(edge.peer);
   }
   const std::vector<int32_t> peers(distinct.begin(), distinct.end());
+  const std::vector<int32_t> sharing(local.begin(), local.end());
   std::string exported;
   absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
-      CreateFence(peers, shares_device, exported);
+      CreateFence(peers, sharing, exported);
   absl::Status status = Agree(fence.status(), "making the fence");
   if (!status.ok()) return status;
   const absl::StatusOr<std::vector<std::string>> theirs = control_.Exchange(
       exported, peers, peers, "connecting the fence", deadline_);
   if (!theirs.ok()) return theirs.status();
-  if (*fence != nullptr) status = (*fence)->Connect(peers, *theirs);
+  if (*fence != nullptr) status = (*fence)->Connect(peers, *theirs, deadline_);
   status = Agree(status, "connecting the fence");
   if (!status.ok()) return status;
   return fence;

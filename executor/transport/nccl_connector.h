@@ -84,7 +84,7 @@ class NcclConnector {
                             Stream stream);
   absl::Status Await(DeviceEvent& event);
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      const std::vector<int32_t>& peers, bool shares_device,
+      const std::vector<int32_t>& peers, const std::vector<int32_t>& sharing,
       std::string& exported);
   absl::StatusOr<std::unique_ptr<DeviceFence>> ConnectFence(
       absl::Span<const Edge> edges);

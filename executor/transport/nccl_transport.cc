@@ -179,6 +179,9 @@ class NcclTransport : public Transport, private Fence {
   }
   void Withdraw() override { links_.fence->Withdraw(); }
   const uint32_t* aborted() const override { return links_.fence->aborted(); }
+  absl::Status ObserveAbort(Stream s) override {
+    return Outcome(links_.fence->ObserveAbort(s));
+  }
 
   ControlPlane& control() { return options_.meeting.control(); }
   Device& device() { return *options_.device; }

@@ -40,9 +40,11 @@ INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance,
                            return std::make_unique<HostDevice>();
                          })));
 
+constexpr auto kNoDeadline = std::chrono::steady_clock::time_point::max();
+
 std::unique_ptr<DeviceFence> MakeFence(int32_t rank) {
   absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
-      HostDevice().CreateFence(rank, /*world_size=*/2, /*shares_device=*/false);
+      HostDevice().CreateFence(rank, /*world_size=*/2, /*sharing=*/{});
   return fence.ok() ? *std::move(fence) : nullptr;
 }
 
@@ -55,9 +57,9 @@ TEST(HostFenceTest, AFenceThatIsGoneBeforeItsPeerConnectsIsRefused) {
     const absl::StatusOr<std::string> theirs = gone->Export();
     ASSERT_TRUE(theirs.ok()) << theirs.status();
     exported = *theirs;
-    EXPECT_TRUE(fence->Connect({1}, {exported}).ok());
+    EXPECT_TRUE(fence->Connect({1}, {exported}, kNoDeadline).ok());
   }
-  const absl::Status status = fence->Connect({1}, {exported});
+  const absl::Status status = fence->Connect({1}, {exported}, kNoDeadline);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(), "fence of rank 1: the rank has given it up");
 }
@@ -67,7 +69,7 @@ TEST(HostFenceTest, APeerHoldsAnEndLongerThanItsFence) {
   std::unique_ptr<DeviceFence> gone = MakeFence(1);
   const absl::StatusOr<std::string> theirs = gone->Export();
   ASSERT_TRUE(theirs.ok()) << theirs.status();
-  ASSERT_TRUE(fence->Connect({1}, {*theirs}).ok());
+  ASSERT_TRUE(fence->Connect({1}, {*theirs}, kNoDeadline).ok());
   gone.reset();
   EXPECT_TRUE(fence->Grant({1}, nullptr).ok());
 }
@@ -75,8 +77,8 @@ TEST(HostFenceTest, APeerHoldsAnEndLongerThanItsFence) {
 TEST(HostFenceTest, AnOriginThatWithdrewIsNotWaitedFor) {
   const std::unique_ptr<DeviceFence> origin = MakeFence(0);
   const std::unique_ptr<DeviceFence> target = MakeFence(1);
-  ASSERT_TRUE(origin->Connect({1}, {*target->Export()}).ok());
-  ASSERT_TRUE(target->Connect({0}, {*origin->Export()}).ok());
+  ASSERT_TRUE(origin->Connect({1}, {*target->Export()}, kNoDeadline).ok());
+  ASSERT_TRUE(target->Connect({0}, {*origin->Export()}, kNoDeadline).ok());
   ASSERT_TRUE(target->Grant({0}, nullptr).ok());
   ASSERT_TRUE(origin->AwaitGrants({1}, nullptr).ok());
   origin->Withdraw();

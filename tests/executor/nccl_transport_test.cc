@@ -308,8 +308,8 @@ TEST_F(NcclTransportTest, AnAbortThatDoesNotReturnIsLeftBehind) {
 // A device on which nothing waits.
 class FencelessDevice : public HostDevice {
  public:
-  absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(int32_t, int32_t,
-                                                           bool) override {
+  absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
+      int32_t, int32_t, absl::Span<const int32_t>) override {
     return absl::UnimplementedError("the device has no fence");
   }
 };

@@ -35,7 +35,7 @@ struct Exported {
     const std::vector<refit::MemoryRange> ranges = {{memory.data(), 64},
                                                     {memory.data() + 8, 16}};
     shown = *device.Export(ranges);
-    fence = *device.CreateFence(0, 2, false);
+    fence = *device.CreateFence(0, 2, {});
     fence_bytes = *fence->Export();
   }
 };
@@ -98,7 +98,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const std::string of_fence =
       as_it_is ? bytes : Forged(exported->fence_bytes, for_fence);
-  const bool connected = exported->fence->Connect({1}, {of_fence}).ok();
+  const bool connected =
+      exported->fence
+          ->Connect({1}, {of_fence},
+                    std::chrono::steady_clock::time_point::max())
+          .ok();
   Require(!connected || of_fence.size() == exported->fence_bytes.size());
   return 0;
 }

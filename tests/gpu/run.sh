@@ -10,7 +10,7 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
   echo "gpu tests: no GPU here, nothing was run" >&2
   exit 1
 fi
-for test in cuda_device_test refit_gpu_test; do
+for test in cuda_device_test refit_gpu_test shared_gpu_failure_gpu_test; do
   "$bin/$test" --gtest_brief=1
 done
 "$(dirname "$0")/deltas.sh" "$bin"

@@ -336,8 +336,10 @@ class CudaDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      int32_t rank, int32_t world_size, bool shares_device) override {
-    return CudaFence::Create(*this, ordinal_, rank, world_size, shares_device);
+      int32_t rank, int32_t world_size,
+      absl::Span<const int32_t> sharing) override {
+    return CudaFence::Create(*this, sharing_, ordinal_, rank, world_size,
+                             sharing);
   }
 
  private:

@@ -1,139 +1,312 @@
 #include "executor/device/cuda/cuda_fence.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/driver_function.h"
 #include "executor/device/cuda/scoped_device.h"
+#include "executor/device/shared_words.h"
+#include "executor/payload.h"
+#include "executor/token.h"
 
 namespace refit {
+
+// Words that the streams of this process reach.
+class PinnedWords {
+ public:
+  static absl::StatusOr<std::shared_ptr<PinnedWords>> Pin(
+      int device, std::unique_ptr<SharedWords> words) {
+    std::shared_ptr<PinnedWords> made(
+        new PinnedWords(device, std::move(words)));
+    const SharedWords& memory = *made->words_;
+    absl::Status status = CudaStatus(
+        cudaHostRegister(memory.data(), memory.size_bytes(),
+                         cudaHostRegisterMapped | cudaHostRegisterPortable),
+        "cudaHostRegister");
+    if (!status.ok()) return status;
+    made->is_registered_ = true;
+    void* on_device = nullptr;
+    status = CudaStatus(cudaHostGetDevicePointer(&on_device, memory.data(), 0),
+                        "cudaHostGetDevicePointer");
+    if (!status.ok()) return status;
+    made->on_device_ = static_cast<uint64_t*>(on_device);
+    return made;
+  }
+  ~PinnedWords() {
+    if (!is_registered_) return;
+    const ScopedDevice current(device_);
+    cudaHostUnregister(words_->data());
+  }
+
+  SharedWords& words() { return *words_; }
+  uint64_t* on_device() const { return on_device_; }
+
+ private:
+  PinnedWords(int device, std::unique_ptr<SharedWords> words)
+      : device_(device), words_(std::move(words)) {}
+
+  const int device_;
+  const std::unique_ptr<SharedWords> words_;
+  bool is_registered_ = false;
+  uint64_t* on_device_ = nullptr;
+};
+
+namespace {
+
+// Those that ranks of this process show each other. Never destroyed.
+TokenTable<PinnedWords>& ShownWords() {
+  static auto* const words = new TokenTable<PinnedWords>;
+  return *words;
+}
+
+// What Export writes.
+struct Exported {
+  std::string memory;  // of device memory; "" if all peers share the device
+  std::string words;   // SharedWords::Show; "" if no peer does
+  Token token = {};    // in ShownWords() of that process
+};
+
+std::string WriteExported(const Exported& exported) {
+  return PayloadWriter()
+      .String(exported.memory)
+      .String(exported.words)
+      .Bytes(TokenBytes(exported.token))
+      .Take();
+}
+
+absl::StatusOr<Exported> ReadExported(std::string_view bytes) {
+  PayloadReader reader(bytes);
+  Exported exported;
+  exported.memory = reader.String();
+  exported.words = reader.String();
+  exported.token = TokenOf(reader.Bytes(sizeof(Token))).value_or(Token{});
+  if (reader.Complete()) return exported;
+  return absl::InvalidArgumentError("not exported by a CUDA device");
+}
+
+// What a stream waits for holds up all others then.
+bool HasOneConnection() {
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return connections != nullptr && std::string_view(connections) == "1";
+}
+
+uint32_t* LowerHalf(uint64_t* word) {
+  return reinterpret_cast<uint32_t*>(word);
+}
+
+uint32_t* UpperHalf(uint64_t* word) {
+  return reinterpret_cast<uint32_t*>(word) + 1;
+}
+
+absl::Status DriverStatus(int error, const char* call) {
+  if (error == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(call, ": CUDA driver error ", error));
+}
+
+}  // namespace
+
+CudaFence::CudaFence(Device& owner, CudaSharing& sharing, int device,
+                     int32_t rank, int32_t world_size, Peers sharing_peers,
+                     uint64_t first)
+    : owner_(owner),
+      sharing_(sharing),
+      device_(device),
+      world_size_(world_size),
+      first_(first),
+      shares_(static_cast<size_t>(world_size)) {
+  words_.rank = rank;
+  for (const int32_t peer : sharing_peers) {
+    shares_[static_cast<size_t>(peer)] = true;
+  }
+  if (!sharing_peers.empty()) sharers_.resize(shares_.size());
+}
+
 absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
-    Device& owner, int device, int32_t rank, int32_t world_size,
-    bool shares_device) {
-  std::unique_ptr<CudaFence> fence(new CudaFence(owner, device, world_size));
-  absl::Status status = fence->Allocate(rank);
-  if (status.ok()) status = fence->PrepareAbort();
-  if (status.ok() && shares_device) status = fence->PrepareMemoryOperations();
+    Device& owner, CudaSharing& sharing, int device, int32_t rank,
+    int32_t world_size, Peers sharing_peers, uint64_t first) {
+  std::unique_ptr<CudaFence> fence(new CudaFence(
+      owner, sharing, device, rank, world_size, sharing_peers, first));
+  const ScopedDevice current(device);
+  absl::Status status = fence->Allocate();
+  if (status.ok() && !sharing_peers.empty()) {
+    status = fence->PrepareMemoryOperations();
+  }
   if (!status.ok()) return status;
   return fence;
 }
 
-absl::Status CudaFence::Allocate(int32_t rank) {
-  const ScopedDevice current(device_);
-  const size_t world = static_cast<size_t>(world_size_);
+absl::Status CudaFence::Allocate() {
+  const auto world = static_cast<size_t>(world_size_);
   absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
-      owner_.Allocate((4 * world + 1) * sizeof(uint64_t));
+      owner_.Allocate((5 * world + 1) * sizeof(uint64_t));
   if (!memory.ok()) return memory.status();
   memory_ = *std::move(memory);
+  auto* const counters = reinterpret_cast<uint64_t*>(memory_->data());
+  words_.sent = counters + world;
+  words_.taken = counters + 2 * world;
+  words_.arrived = reinterpret_cast<uint64_t* const*>(counters + 3 * world);
+  words_.peers = reinterpret_cast<uint64_t* const*>(counters + 4 * world);
+  words_.aborted = reinterpret_cast<uint32_t*>(counters + 5 * world);
   void* host = nullptr;
-  absl::Status status =
-      CudaStatus(cudaHostAlloc(&host, (world + 1) * sizeof(uint32_t),
-                               cudaHostAllocMapped | cudaHostAllocPortable),
-                 "cudaHostAlloc");
+  absl::Status status = CudaStatus(
+      cudaHostAlloc(&host, sizeof(uint64_t) + (world + 1) * sizeof(uint32_t),
+                    cudaHostAllocMapped | cudaHostAllocPortable),
+      "cudaHostAlloc");
   if (!status.ok()) return status;
-  host_words_ = static_cast<uint32_t*>(host);
-  std::fill_n(host_words_, world + 1, 0);
+  host_position_ = static_cast<uint64_t*>(host);
+  host_abort_ = reinterpret_cast<uint32_t*>(host_position_ + 1);
+  host_waiting_ = host_abort_ + 1;
+  *host_position_ = 0;
+  std::fill_n(host_abort_, world + 1, 0);
   void* mapped = nullptr;
   status = CudaStatus(cudaHostGetDevicePointer(&mapped, host, 0),
                       "cudaHostGetDevicePointer");
-  auto* counters = reinterpret_cast<uint64_t*>(memory_->data());
-  words_.rank = rank;
-  words_.arrived = counters;
-  words_.sent = counters + world;
-  words_.taken = counters + 2 * world;
-  words_.aborted = reinterpret_cast<uint32_t*>(counters + 3 * world);
-  words_.peers = reinterpret_cast<uint64_t* const*>(counters + 3 * world + 1);
-  words_.waiting = static_cast<uint32_t*>(mapped);
-  words_.abort = static_cast<uint32_t*>(mapped) + world;
-  return status;
-}
-
-absl::Status CudaFence::PrepareMemoryOperations() {
-  const ScopedDevice current(device_);
-  const auto wait = FindDriverFunction<MemoryOperation>("cuStreamWaitValue64");
-  const auto write =
-      FindDriverFunction<MemoryOperation>("cuStreamWriteValue64");
-  if (!wait.ok()) return wait.status();
-  if (!write.ok()) return write.status();
-  wait_value_ = *wait;
-  write_value_ = *write;
-  awaits_.assign(static_cast<size_t>(world_size_), 0);
-  signals_.assign(static_cast<size_t>(world_size_), 0);
+  if (!status.ok()) return status;
+  position_ = static_cast<uint64_t*>(mapped);
+  words_.abort = reinterpret_cast<uint32_t*>(position_ + 1);
+  words_.waiting = words_.abort + 1;
   return absl::OkStatus();
 }
 
-absl::Status CudaFence::PrepareAbort() {
-  const ScopedDevice current(device_);
-  const size_t words = static_cast<size_t>(world_size_) + 1;
-  void* host = nullptr;
-  absl::Status status = CudaStatus(
-      cudaHostAlloc(&host, words * sizeof(uint64_t), cudaHostAllocPortable),
-      "cudaHostAlloc");
+absl::Status CudaFence::PrepareMemoryOperations() {
+  absl::Status status;
+  const auto find = [&](auto& target, const char* name) {
+    const auto found = FindDriverFunction<std::decay_t<decltype(target)>>(name);
+    if (found.ok()) target = *found;
+    status.Update(found.status());
+  };
+  find(wait_word_, "cuStreamWaitValue64");
+  find(write_word_, "cuStreamWriteValue64");
+  find(write_half_, "cuStreamWriteValue32");
   if (!status.ok()) return status;
-  host_released_ = static_cast<uint64_t*>(host);
-  // Its lower half, of which `aborted` is one, is not 0 either.
-  std::fill_n(host_released_, words, cuda::kReleased);
-  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = owner_.CreateStream();
-  if (stream.ok()) abort_stream_ = *std::move(stream);
-  return stream.status();
+  absl::StatusOr<std::unique_ptr<SharedWords>> words =
+      SharedWords::Create(static_cast<size_t>(world_size_));
+  if (!words.ok()) return words.status();
+  std::fill_n((*words)->data(), world_size_, first_);
+  absl::StatusOr<std::shared_ptr<PinnedWords>> pinned =
+      PinnedWords::Pin(device_, *std::move(words));
+  if (pinned.ok()) shown_ = *std::move(pinned);
+  return pinned.status();
 }
 
 CudaFence::~CudaFence() {
   const ScopedDevice current(device_);
-  abort_stream_.reset();
-  cudaFreeHost(host_released_);
-  cudaFreeHost(host_words_);
+  if (shown_token_.has_value()) ShownWords().Remove(*shown_token_);
+  // What streams may still write is unmapped below; cudaFree would wait for
+  // them too, but peers may keep that memory.
+  if (shown_ != nullptr) cudaDeviceSynchronize();
+  cudaFreeHost(host_position_);
 }
 
 absl::StatusOr<std::string> CudaFence::Export() {
+  Exported exported;
   const MemoryRange arrived = {
       .data = memory_->data(),
       .size_bytes = static_cast<uint64_t>(world_size_) * sizeof(uint64_t)};
-  absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
-      owner_.Export({&arrived, 1});
-  if (!exported.ok()) return exported.status();
-  exported_ = *std::move(exported);
-  return exported_->bytes();
+  absl::StatusOr<std::unique_ptr<ExportedMemory>> memory =
+      sharing_.Export({&arrived, 1}, memory_);
+  if (!memory.ok()) return memory.status();
+  exported_ = *std::move(memory);
+  exported.memory = exported_->bytes();
+  if (shown_ != nullptr) {
+    absl::StatusOr<std::string> words = shown_->words().Show();
+    if (!words.ok()) return words.status();
+    exported.words = *std::move(words);
+    if (!shown_token_.has_value()) shown_token_ = ShownWords().Add(shown_);
+    exported.token = *shown_token_;
+  }
+  return WriteExported(exported);
 }
 
-absl::Status CudaFence::Connect(absl::Span<const int32_t> peers,
-                                absl::Span<const std::string> exported) {
-  const ScopedDevice current(device_);
-  const size_t world = static_cast<size_t>(world_size_);
-  addresses_.assign(world, nullptr);
-  mapped_.clear();
-  for (size_t i = 0; i < peers.size(); ++i) {
-    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        owner_.Import(exported[i], {world * sizeof(uint64_t)},
-                      std::chrono::steady_clock::time_point::max());
-    if (!mapped.ok()) {
-      return absl::Status(mapped.status().code(),
-                          absl::StrCat("fence of rank ", peers[i], ": ",
-                                       mapped.status().message()));
-    }
-    addresses_[static_cast<size_t>(peers[i])] =
-        reinterpret_cast<uint64_t*>((*mapped)->addresses().front());
+absl::Status CudaFence::MapPeer(int32_t peer, const std::string& bytes,
+                                std::vector<uint64_t*>& peers,
+                                Deadline deadline) {
+  const absl::StatusOr<Exported> exported = ReadExported(bytes);
+  if (!exported.ok()) return exported.status();
+  uint64_t*& word = peers[static_cast<size_t>(peer)];
+  if (!shares_[static_cast<size_t>(peer)]) {
+    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped = owner_.Import(
+        exported->memory,
+        {static_cast<uint64_t>(world_size_) * sizeof(uint64_t)}, deadline);
+    if (!mapped.ok()) return mapped.status();
+    word = reinterpret_cast<uint64_t*>((*mapped)->addresses().front()) +
+           words_.rank;
     mapped_.push_back(*std::move(mapped));
+    return absl::OkStatus();
   }
-  absl::Status status = CudaStatus(
-      cudaMemset(memory_->data(), 0, (3 * world + 1) * sizeof(uint64_t)),
-      "cudaMemset");
-  status.Update(CudaStatus(
-      cudaMemcpy(memory_->data() + (3 * world + 1) * sizeof(uint64_t),
-                 addresses_.data(), world * sizeof(uint64_t*),
-                 cudaMemcpyHostToDevice),
-      "cudaMemcpy"));
+  std::shared_ptr<PinnedWords> pinned = ShownWords().Find(exported->token);
+  if (pinned != nullptr && HasOneConnection()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "it shares the process and the GPU of rank ", words_.rank,
+        ", where CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for "
+        "would wait behind that. Set it to 2 or more (CUDA's default is 8), or "
+        "run the two in processes of their own"));
+  }
+  if (pinned == nullptr) {
+    absl::StatusOr<std::unique_ptr<SharedWords>> words = SharedWords::Open(
+        exported->words, static_cast<size_t>(world_size_), deadline);
+    if (!words.ok()) return words.status();
+    absl::StatusOr<std::shared_ptr<PinnedWords>> made =
+        PinnedWords::Pin(device_, *std::move(words));
+    if (!made.ok()) return made.status();
+    pinned = *std::move(made);
+  }
+  word = pinned->on_device() + words_.rank;
+  written_.push_back(std::move(pinned));
+  return absl::OkStatus();
+}
+
+absl::Status CudaFence::Connect(Peers peers,
+                                absl::Span<const std::string> exported,
+                                Deadline deadline) {
+  const ScopedDevice current(device_);
+  const auto world = static_cast<size_t>(world_size_);
+  mapped_.clear();
+  written_.clear();
+  std::vector<uint64_t*> there(world);
+  for (size_t i = 0; i < peers.size(); ++i) {
+    const absl::Status mapped = MapPeer(peers[i], exported[i], there, deadline);
+    if (mapped.ok()) continue;
+    return absl::Status(mapped.code(), absl::StrCat("fence of rank ", peers[i],
+                                                    ": ", mapped.message()));
+  }
+  std::vector<uint64_t*> here(world);
+  for (size_t peer = 0; peer < world; ++peer) {
+    here[peer] = reinterpret_cast<uint64_t*>(memory_->data()) + peer;
+    if (!shares_[peer]) continue;
+    here[peer] = shown_->on_device() + peer;
+    sharers_[peer] = {.awaits = first_,
+                      .signals = first_,
+                      .arrived = here[peer],
+                      .word = there[peer]};
+  }
+  const std::vector<uint64_t> counters(3 * world, first_);
+  absl::Status status;
+  const auto copy = [&](const void* address, const auto& from) {
+    status.Update(CudaStatus(
+        cudaMemcpy(const_cast<void*>(address), from.data(),
+                   from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
+        "cudaMemcpy"));
+  };
+  copy(memory_->data(), counters);
+  copy(words_.arrived, here);
+  copy(words_.peers, there);
+  copy(words_.aborted, std::vector<uint32_t>{0});
   status.Update(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
-  std::fill_n(host_words_, world + 1, 0);
-  std::fill(awaits_.begin(), awaits_.end(), 0);
-  std::fill(signals_.begin(), signals_.end(), 0);
+  *host_position_ = 0;
+  std::fill_n(host_abort_, world + 1, 0);
   was_captured_ = false;
+  const std::lock_guard lock(mutex_);
+  awaits_ = 0;
+  awaiting_.clear();
   return status;
 }
 
-absl::Status CudaFence::LaunchAll(Launch launch,
-                                  absl::Span<const int32_t> peers, void* stream,
+absl::Status CudaFence::LaunchAll(Launch launch, Peers peers, void* stream,
                                   const char* what) {
   const ScopedDevice current(device_);
   while (!peers.empty()) {
@@ -157,94 +330,142 @@ absl::StatusOr<bool> CudaFence::NoteCapture(void* stream) {
 
 // What the stream stored before comes before it, for all of the system.
 absl::Status CudaFence::Store(void* stream, uint64_t* word, uint64_t value) {
-  const int error =
-      write_value_(stream, reinterpret_cast<uint64_t>(word), value,
-                   /*CU_STREAM_WRITE_VALUE_DEFAULT=*/0);
-  if (error == 0) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("cuStreamWriteValue64: CUDA driver error ", error));
+  return DriverStatus(write_word_(stream, reinterpret_cast<uint64_t>(word),
+                                  value, /*CU_STREAM_WRITE_VALUE_DEFAULT=*/0),
+                      "cuStreamWriteValue64");
 }
 
-// The device's own counts stay right, for kernels of later captures.
-absl::Status CudaFence::SignalByStores(absl::Span<const int32_t> peers,
-                                       void* stream) {
-  const ScopedDevice current(device_);
-  for (const int32_t peer : peers) {
-    const auto at = static_cast<size_t>(peer);
-    const uint64_t count = ++signals_[at];
-    absl::Status status = Store(stream, &words_.sent[peer], count);
-    status.Update(Store(stream, &addresses_[at][words_.rank], count));
-    if (!status.ok()) return status;
+absl::Status CudaFence::StoreHalf(void* stream, uint32_t* half,
+                                  uint32_t value) {
+  return DriverStatus(write_half_(stream, reinterpret_cast<uint64_t>(half),
+                                  value, /*CU_STREAM_WRITE_VALUE_DEFAULT=*/0),
+                      "cuStreamWriteValue32");
+}
+
+// As the signal kernel does. The device's own counts stay right, for kernels of
+// later captures.
+absl::Status CudaFence::SignalByStores(int32_t peer, void* stream) {
+  Sharer& sharer = sharers_[static_cast<size_t>(peer)];
+  const uint64_t count = ++sharer.signals;
+  const auto lower = static_cast<uint32_t>(count);
+  absl::Status status = Store(stream, &words_.sent[peer], count);
+  status.Update(StoreHalf(stream, LowerHalf(sharer.word), lower));
+  if (lower == 0) {
+    status.Update(StoreHalf(stream, UpperHalf(sharer.word),
+                            static_cast<uint32_t>(count >> 32)));
   }
-  return absl::OkStatus();
+  return status;
 }
 
 // Once there was a capture, the value may be too low, never too high: the
 // kernel that follows then waits for the right one.
-absl::Status CudaFence::AwaitWords(absl::Span<const int32_t> peers,
-                                   void* stream) {
-  const ScopedDevice current(device_);
-  for (const int32_t peer : peers) {
-    const uint64_t wanted = ++awaits_[static_cast<size_t>(peer)];
-    const int error = wait_value_(
-        stream, reinterpret_cast<uint64_t>(&words_.arrived[peer]), wanted,
-        /*CU_STREAM_WAIT_VALUE_GEQ=*/0);
-    if (error != 0) {
-      return absl::InternalError(
-          absl::StrCat("cuStreamWaitValue64: CUDA driver error ", error));
+absl::Status CudaFence::AwaitWord(int32_t peer, void* stream) {
+  Sharer& sharer = sharers_[static_cast<size_t>(peer)];
+  const uint64_t wanted = ++sharer.awaits;
+  uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const uint64_t position = __atomic_load_n(host_position_, __ATOMIC_SEQ_CST);
+    while (!awaiting_.empty() && 2 * awaiting_.front().number <= position) {
+      awaiting_.pop_front();
     }
-    if (was_captured_) continue;
-    absl::Status status = Store(stream, &words_.taken[peer], wanted);
+    number = ++awaits_;
+    awaiting_.push_back({.number = number, .peer = peer});
+  }
+  // Odd while the stream waits.
+  absl::Status status = Store(stream, position_, 2 * number - 1);
+  status.Update(DriverStatus(
+      wait_word_(stream, reinterpret_cast<uint64_t>(sharer.arrived), wanted,
+                 /*CU_STREAM_WAIT_VALUE_GEQ=*/0),
+      "cuStreamWaitValue64"));
+  status.Update(Store(stream, position_, 2 * number));
+  if (!was_captured_) {
+    status.Update(Store(stream, &words_.taken[peer], wanted));
+  }
+  return status;
+}
+
+// Calls `enqueue` for each of `peers` that shares the device. Returns the
+// others.
+template <typename Enqueue>
+absl::StatusOr<std::vector<int32_t>> CudaFence::EnqueueForSharers(
+    Peers peers, Enqueue enqueue) {
+  const ScopedDevice current(device_);
+  std::vector<int32_t> others;
+  for (const int32_t peer : peers) {
+    if (!shares_[static_cast<size_t>(peer)]) {
+      others.push_back(peer);
+      continue;
+    }
+    absl::Status status = enqueue(peer);
     if (!status.ok()) return status;
   }
-  return absl::OkStatus();
+  return others;
 }
 
-absl::Status CudaFence::Signal(absl::Span<const int32_t> peers, void* stream) {
-  if (write_value_ != nullptr) {
-    const absl::StatusOr<bool> capturing = NoteCapture(stream);
-    if (!capturing.ok()) return capturing.status();
-    if (!was_captured_) return SignalByStores(peers, stream);
+absl::Status CudaFence::Signal(Peers peers, void* stream) {
+  constexpr char kWhat[] = "launch of the signal kernel";
+  if (shown_ == nullptr) {
+    return LaunchAll(cuda::LaunchSignal, peers, stream, kWhat);
   }
-  return LaunchAll(cuda::LaunchSignal, peers, stream,
-                   "launch of the signal kernel");
-}
-
-absl::Status CudaFence::Await(absl::Span<const int32_t> peers, void* stream) {
-  if (wait_value_ != nullptr) {
-    const absl::StatusOr<bool> capturing = NoteCapture(stream);
-    if (!capturing.ok()) return capturing.status();
-    if (!*capturing) {
-      const absl::Status status = AwaitWords(peers, stream);
-      if (!status.ok() || !was_captured_) return status;
-    }
+  const absl::StatusOr<bool> capturing = NoteCapture(stream);
+  if (!capturing.ok()) return capturing.status();
+  if (was_captured_) {
+    return LaunchAll(cuda::LaunchSignal, peers, stream, kWhat);
   }
-  return LaunchAll(cuda::LaunchAwait, peers, stream,
-                   "launch of the await kernel");
+  const absl::StatusOr<std::vector<int32_t>> others = EnqueueForSharers(
+      peers, [&](int32_t peer) { return SignalByStores(peer, stream); });
+  if (!others.ok()) return others.status();
+  return LaunchAll(cuda::LaunchSignal, *others, stream, kWhat);
 }
 
+absl::Status CudaFence::Await(Peers peers, void* stream) {
+  constexpr char kWhat[] = "launch of the await kernel";
+  if (shown_ == nullptr) {
+    return LaunchAll(cuda::LaunchAwait, peers, stream, kWhat);
+  }
+  const absl::StatusOr<bool> capturing = NoteCapture(stream);
+  if (!capturing.ok()) return capturing.status();
+  if (*capturing) return LaunchAll(cuda::LaunchAwait, peers, stream, kWhat);
+  const absl::StatusOr<std::vector<int32_t>> others = EnqueueForSharers(
+      peers, [&](int32_t peer) { return AwaitWord(peer, stream); });
+  if (!others.ok()) return others.status();
+  return LaunchAll(cuda::LaunchAwait, was_captured_ ? peers : *others, stream,
+                   kWhat);
+}
+
+absl::Status CudaFence::ObserveAbort(void* stream) {
+  const ScopedDevice current(device_);
+  return CudaStatus(
+      cuda::LaunchObserveAbort(words_, static_cast<cudaStream_t>(stream)),
+      "launch of the kernel that observes aborts");
+}
+
+// By the CPU alone. What follows a wait observes `abort`, which is stored
+// first.
 void CudaFence::Abort() {
-  __atomic_store_n(&host_words_[world_size_], 1, __ATOMIC_SEQ_CST);
-  // The counters only where streams wait for them: kernels look at the host's
-  // word. `aborted` always, for copies whose grants were there before.
-  const auto copy = [&](void* to, uint64_t words) {
-    (void)owner_.Copy(static_cast<std::byte*>(to),
-                      reinterpret_cast<const std::byte*>(host_released_),
-                      words * sizeof(uint64_t), abort_stream_->get());
-  };
-  copy(words_.aborted, 1);
-  if (wait_value_ != nullptr) {
-    copy(words_.arrived, static_cast<uint64_t>(world_size_));
+  __atomic_store_n(host_abort_, 1, __ATOMIC_SEQ_CST);
+  if (shown_ == nullptr) return;
+  for (int32_t peer = 0; peer < world_size_; ++peer) {
+    __atomic_store_n(UpperHalf(shown_->words().data() + peer),
+                     cuda::kReleasedHalf, __ATOMIC_SEQ_CST);
   }
 }
 
 std::vector<int32_t> CudaFence::Waiting() const {
   std::vector<int32_t> peers;
   for (int32_t peer = 0; peer < world_size_; ++peer) {
-    if (__atomic_load_n(&host_words_[peer], __ATOMIC_SEQ_CST) != 0) {
+    if (__atomic_load_n(&host_waiting_[peer], __ATOMIC_SEQ_CST) != 0) {
       peers.push_back(peer);
     }
   }
+  if (shown_ == nullptr) return peers;
+  const std::lock_guard lock(mutex_);
+  const uint64_t position = __atomic_load_n(host_position_, __ATOMIC_SEQ_CST);
+  for (const Awaited& awaited : awaiting_) {
+    if (2 * awaited.number - 1 == position) peers.push_back(awaited.peer);
+  }
+  std::sort(peers.begin(), peers.end());
   return peers;
 }
 

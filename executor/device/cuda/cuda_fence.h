@@ -1,29 +1,50 @@
-// The fence of ranks on GPUs: words in device memory that peers map.
+// The fence of ranks on GPUs: words that peers map.
 #ifndef REFIT_EXECUTOR_DEVICE_CUDA_CUDA_FENCE_H_
 #define REFIT_EXECUTOR_DEVICE_CUDA_CUDA_FENCE_H_
 
+#include <chrono>
+#include <deque>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/fence_kernel.h"
+#include "executor/token.h"
 #include "refit/device.h"
 
 namespace refit {
 
+class PinnedWords;
+
+// Each rank counts the signals of each peer in a word that the peer writes. A
+// peer on another GPU writes a word of device memory, for which a kernel waits;
+// the kernel looks at the host's word `abort` too.
+//
+// A peer on the same GPU writes a word of pinned host memory, for which the
+// stream itself waits (cuStreamWaitValue64): a waiting kernel would cost the
+// process a turn on the device, 0.3 ms or more. The CPU releases the stream by
+// a store to the word, which needs neither a free queue of the device nor a
+// lock of the driver: another thread's cudaFree may hold that and wait for this
+// very stream.
 class CudaFence : public DeviceFence {
  public:
-  // `owner` exports and maps the words; it must outlive the fence.
-  static absl::StatusOr<std::unique_ptr<CudaFence>> Create(Device& owner,
-                                                           int device,
-                                                           int32_t rank,
-                                                           int32_t world_size,
-                                                           bool shares_device);
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // `owner` and `sharing` must outlive the fence. `sharing_peers` use the same
+  // device. Counters start at `first`, for tests of those that are large.
+  static absl::StatusOr<std::unique_ptr<CudaFence>> Create(
+      Device& owner, CudaSharing& sharing, int device, int32_t rank,
+      int32_t world_size, absl::Span<const int32_t> sharing_peers,
+      uint64_t first = 0);
   ~CudaFence() override;
 
   absl::StatusOr<std::string> Export() override;
   absl::Status Connect(absl::Span<const int32_t> peers,
-                       absl::Span<const std::string> exported) override;
+                       absl::Span<const std::string> exported,
+                       Deadline deadline) override;
   // Two ranks take turns: a grant one way, then what the other way reports. One
   // counter for each direction tells all.
   absl::Status Grant(absl::Span<const int32_t> origins, void* stream) override {
@@ -48,57 +69,84 @@ class CudaFence : public DeviceFence {
   // Targets wait for words, not for this rank.
   void Withdraw() override {}
   const uint32_t* aborted() const override { return words_.aborted; }
+  absl::Status ObserveAbort(void* stream) override;
   void Abort() override;
   std::vector<int32_t> Waiting() const override;
 
  private:
-  CudaFence(Device& owner, int device, int32_t world_size)
-      : owner_(owner), device_(device), world_size_(world_size) {}
-  absl::Status Allocate(int32_t rank);
-  absl::Status Signal(absl::Span<const int32_t> peers, void* stream);
-  absl::Status Await(absl::Span<const int32_t> peers, void* stream);
-  absl::Status PrepareAbort();
+  using Peers = absl::Span<const int32_t>;
+
+  // A peer on the same device.
+  struct Sharer {
+    uint64_t awaits = 0;          // awaits enqueued, not captured
+    uint64_t signals = 0;         // likewise
+    uint64_t* arrived = nullptr;  // its word here, as the device reaches it
+    uint64_t* word = nullptr;     // this rank's word there, likewise
+  };
+  // A wait of a stream for a sharer.
+  struct Awaited {
+    uint64_t number = 0;  // from 1
+    int32_t peer = 0;
+  };
+
+  CudaFence(Device& owner, CudaSharing& sharing, int device, int32_t rank,
+            int32_t world_size, Peers sharing_peers, uint64_t first);
+  absl::Status Allocate();
   absl::Status PrepareMemoryOperations();
+  absl::Status MapPeer(int32_t peer, const std::string& bytes,
+                       std::vector<uint64_t*>& peers, Deadline deadline);
+  absl::Status Signal(Peers peers, void* stream);
+  absl::Status Await(Peers peers, void* stream);
   // Whether `stream` is captured.
   absl::StatusOr<bool> NoteCapture(void* stream);
   absl::Status Store(void* stream, uint64_t* word, uint64_t value);
-  absl::Status SignalByStores(absl::Span<const int32_t> peers, void* stream);
-  absl::Status AwaitWords(absl::Span<const int32_t> peers, void* stream);
+  absl::Status StoreHalf(void* stream, uint32_t* half, uint32_t value);
+  absl::Status SignalByStores(int32_t peer, void* stream);
+  absl::Status AwaitWord(int32_t peer, void* stream);
+  template <typename Enqueue>
+  absl::StatusOr<std::vector<int32_t>> EnqueueForSharers(Peers peers,
+                                                         Enqueue enqueue);
 
   using Launch = cudaError_t (*)(const cuda::FenceWords&,
                                  const cuda::FencePeers&, cudaStream_t);
-  absl::Status LaunchAll(Launch launch, absl::Span<const int32_t> peers,
-                         void* stream, const char* what);
+  absl::Status LaunchAll(Launch launch, Peers peers, void* stream,
+                         const char* what);
 
   Device& owner_;
+  CudaSharing& sharing_;
   const int device_;
   const int32_t world_size_;
-  cuda::FenceWords words_;  // device addresses
-  // Counters (arrived, sent, taken), the word `aborted` and the peers'
-  // addresses.
-  std::unique_ptr<DeviceMemory> memory_;
-  uint32_t* host_words_ = nullptr;            // waiting by rank, then abort
+  const uint64_t first_;
+  cuda::FenceWords words_;
+  // `arrived` of peers on other devices, the counters, both tables and the word
+  // `aborted`. Ranks of this process that signal here keep it.
+  std::shared_ptr<DeviceMemory> memory_;
+  // Words of the host as it reaches them itself; for the device see words_.
+  uint32_t* host_waiting_ = nullptr;
+  uint32_t* host_abort_ = nullptr;
+  // How far the stream is among waits for sharers: twice the number of the
+  // last one it has passed, or that of the one it is in, less 1.
+  uint64_t* host_position_ = nullptr;
+  uint64_t* position_ = nullptr;              // as the device reaches it
   std::unique_ptr<ExportedMemory> exported_;  // of `memory_`
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
 
-  // Where ranks share the device, operations of the stream on memory do what
-  // the kernels do. A kernel would cost the process a turn on the device, 0.3
-  // ms or more; these cost none. A graph needs the kernels: the counts of its
-  // replays are known to the device alone. From the first capture on the
-  // kernels signal, and come after each wait, which then may end too early.
-  // Null: kernels alone.
-  using MemoryOperation = int (*)(void* stream, uint64_t address,
-                                  uint64_t value, unsigned int flags);
-  MemoryOperation wait_value_ = nullptr;
-  MemoryOperation write_value_ = nullptr;
+  // A graph needs the kernels: the counts of its replays are known to the
+  // device alone. From the first capture on they signal to sharers, and come
+  // after each wait for these, which then may end too early.
   bool was_captured_ = false;
-  std::vector<uint64_t> awaits_;      // by peer: awaits enqueued, not captured
-  std::vector<uint64_t> signals_;     // by peer, likewise
-  std::vector<uint64_t*> addresses_;  // by peer: its `arrived`, as mapped here
-  // What an abort copies over the counters, so that waits of streams end, and
-  // over `aborted`: as many large numbers as ranks, and one more.
-  uint64_t* host_released_ = nullptr;
-  std::unique_ptr<DeviceStream> abort_stream_;
+  std::vector<Sharer> sharers_;  // by rank; empty: no peer shares the device
+  std::vector<bool> shares_;     // by rank
+  std::shared_ptr<PinnedWords> shown_;  // those that sharers write; null: none
+  std::optional<Token> shown_token_;    // of shown_, since Export
+  std::vector<std::shared_ptr<PinnedWords>> written_;  // those of sharers
+  int (*wait_word_)(void*, uint64_t, uint64_t, unsigned int) = nullptr;
+  int (*write_word_)(void*, uint64_t, uint64_t, unsigned int) = nullptr;
+  int (*write_half_)(void*, uint64_t, uint32_t, unsigned int) = nullptr;
+
+  mutable std::mutex mutex_;
+  uint64_t awaits_ = 0;           // guarded by mutex_
+  std::deque<Awaited> awaiting_;  // not passed yet; guarded by mutex_
 };
 
 }  // namespace refit

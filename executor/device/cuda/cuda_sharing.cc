@@ -179,7 +179,9 @@ class CudaMappedMemory : public MappedMemory {
       : device_(device), deadline_(deadline) {}
 
   // Of this process: where the ranges are is in `lent`.
-  absl::Status Reach(const LentMemory& lent) {
+  absl::Status Reach(std::shared_ptr<const LentMemory> owned) {
+    lent_ = std::move(owned);
+    const LentMemory& lent = *lent_;
     const int owner = lent.device;
     absl::Status status = EnablePeerAccess(device_, owner);
     for (const MemoryRange& page : lent.pages) {
@@ -343,7 +345,7 @@ absl::StatusOr<std::string> CudaSharing::ServerName() {
 }
 
 absl::StatusOr<std::unique_ptr<ExportedMemory>> CudaSharing::Export(
-    absl::Span<const MemoryRange> ranges) {
+    absl::Span<const MemoryRange> ranges, std::shared_ptr<const void> memory) {
   const ScopedDevice current(device_);
   std::vector<CudaAllocation> allocations;
   const absl::Status status = VisitCudaAllocations(
@@ -358,7 +360,8 @@ absl::StatusOr<std::unique_ptr<ExportedMemory>> CudaSharing::Export(
   LentMemory lent = {.kind = MemoryKind::kCuda,
                      .device = device_,
                      .ranges = {ranges.begin(), ranges.end()},
-                     .pages = {}};
+                     .pages = {},
+                     .memory = std::move(memory)};
   bool by_descriptor = false;
   uint64_t end = 0;
   for (const CudaAllocation& allocation : allocations) {
@@ -406,7 +409,7 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> CudaSharing::Import(
   if (!lent.ok()) return lent.status();
   auto mapped = std::make_unique<CudaMappedMemory>(device_, deadline);
   const absl::Status status =
-      *lent != nullptr ? mapped->Reach(**lent) : mapped->Map(*read);
+      *lent != nullptr ? mapped->Reach(*lent) : mapped->Map(*read);
   if (!status.ok()) return status;
   return mapped;
 }

@@ -33,8 +33,11 @@ class CudaSharing {
  public:
   explicit CudaSharing(int device) : device_(device) {}
 
+  // `memory`, unless null, holds the ranges. Ranks of this process that map
+  // them share it, so that what they store goes to no memory that was freed.
   absl::StatusOr<std::unique_ptr<ExportedMemory>> Export(
-      absl::Span<const MemoryRange> ranges);
+      absl::Span<const MemoryRange> ranges,
+      std::shared_ptr<const void> memory = nullptr);
   absl::StatusOr<std::unique_ptr<MappedMemory>> Import(
       std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
       std::chrono::steady_clock::time_point deadline);

@@ -8,9 +8,12 @@
 
 namespace refit::cuda {
 
-// What an abort raises counters to, so that streams that wait go on: more
-// signals than there will ever be.
-inline constexpr uint64_t kReleased = (uint64_t{1} << 62) + 1;
+// A word that counts signals is written in halves. The peer stores the lower
+// one; only every 2^32 signals it stores the upper one, afterwards, so that the
+// word is never ahead of the count. An abort stores this into the upper half:
+// a signal that is still on its way cannot undo that, and the word is beyond
+// all signals that there will ever be.
+inline constexpr uint32_t kReleasedHalf = uint32_t{1} << 30;
 
 inline constexpr int kFencePeersMax = 128;  // of one launch
 
@@ -20,17 +23,18 @@ struct FencePeers {
   int32_t peers[kFencePeersMax];
 };
 
-// Counters are by rank. All but `waiting` and `abort` are device memory; those
-// two are host memory that the device reaches, slowly: only waits look there.
+// By rank. The tables, counters and `aborted` are in device memory. `waiting`
+// and `abort` are host memory that the device reaches, slowly, and so are the
+// words of peers that use the same device.
 struct FenceWords {
   int32_t rank = 0;
-  uint64_t* arrived = nullptr;       // raised by peers: their signals to here
-  uint64_t* sent = nullptr;          // signals from here
-  uint64_t* taken = nullptr;         // awaits here
-  uint64_t* const* peers = nullptr;  // each peer's `arrived`, as mapped here
-  uint32_t* waiting = nullptr;       // 1 while an Await waits for the peer
-  uint32_t* abort = nullptr;         // one word: waits are to pass
-  uint32_t* aborted = nullptr;       // one word: a wait has passed so
+  uint64_t* const* arrived = nullptr;  // words here: what peers signalled
+  uint64_t* const* peers = nullptr;    // words there: what this rank signalled
+  uint64_t* sent = nullptr;            // signals from here
+  uint64_t* taken = nullptr;           // awaits here
+  uint32_t* waiting = nullptr;         // 1 while an Await waits for the peer
+  uint32_t* abort = nullptr;           // one word: waits are to pass
+  uint32_t* aborted = nullptr;         // one word: ObserveAbort has seen that
 };
 
 // As LoadCopyKernel.
@@ -43,6 +47,9 @@ cudaError_t LaunchSignal(const FenceWords& words, const FencePeers& peers,
                          cudaStream_t stream);
 cudaError_t LaunchAwait(const FenceWords& words, const FencePeers& peers,
                         cudaStream_t stream);
+// What moves bytes looks at device memory: were the host's word read by each
+// block of a copy, the copy would take half a millisecond more.
+cudaError_t LaunchObserveAbort(const FenceWords& words, cudaStream_t stream);
 
 }  // namespace refit::cuda
 

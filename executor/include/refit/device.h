@@ -455,9 +455,12 @@ class DeviceFence : public Fence {
   virtual absl::StatusOr<std::string> Export() = 0;
   // `exported[i]` is the Export of `peers[i]`. Sets the counters to zero: no
   // rank may signal before all have connected.
-  virtual absl::Status Connect(absl::Span<const int32_t> peers,
-                               absl::Span<const std::string> exported) = 0;
-  // Sets `aborted`; where the calling thread waits, its Awaits fail.
+  virtual absl::Status Connect(
+      absl::Span<const int32_t> peers, absl::Span<const std::string> exported,
+      std::chrono::steady_clock::time_point deadline) = 0;
+  // Lets the streams' Awaits pass, to work that ObserveAbort stops; where the
+  // calling thread waits, its Awaits fail. Nothing undoes it, and it waits for
+  // nothing: not for the device either.
   // Thread-safe.
   virtual void Abort() = 0;
   // The peers that the stream (or the calling thread) waits for now, for a
@@ -565,10 +568,10 @@ class Device {
       std::string_view exported, absl::Span<const uint64_t> sizes_bytes,
       std::chrono::steady_clock::time_point deadline) = 0;
 
-  // `shares_device`: other ranks use the same device, so that a wait must leave
-  // it to them.
+  // `sharing`: the peers that use the same device, so that a wait for them must
+  // leave it to them. They have to name this rank too.
   virtual absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      int32_t rank, int32_t world_size, bool shares_device) = 0;
+      int32_t rank, int32_t world_size, absl::Span<const int32_t> sharing) = 0;
 };
 
 }  // namespace refit

@@ -45,9 +45,14 @@ class Fence {
   // Call it after an error, on the rank's own thread: it promises that this
   // rank moves nothing more of what it was granted and has not finished.
   virtual void Withdraw() = 0;
-  // Points to a word that is not 0 after an abort; work that follows an Await
-  // must not start then. Null where the Awaits themselves fail.
+  // Points to a word that is not 0 after an abort; work that follows
+  // ObserveAbort must not start then. Null where the Awaits themselves fail.
   virtual const uint32_t* aborted() const = 0;
+  // Sets `aborted` if there was an abort before `stream` comes to this point.
+  // Call it between an Await and what moves bytes.
+  virtual absl::Status ObserveAbort(void* /*stream*/) {
+    return absl::OkStatus();
+  }
 };
 
 }  // namespace refit

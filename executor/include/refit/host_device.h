@@ -53,7 +53,7 @@ class HostDevice : public Device {
       std::chrono::steady_clock::time_point) override;
   // kUnimplemented.
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
-      int32_t rank, int32_t world_size, bool shares_device) override;
+      int32_t rank, int32_t world_size, absl::Span<const int32_t>) override;
 };
 
 }  // namespace refit
