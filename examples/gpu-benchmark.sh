@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures the plans of examples/jobs/gpu on this host's GPUs, each beside its
-# bytes alone and beside broadcasts of the whole model. Builds nothing: exits
-# with 2 where its programs are missing.
+# bytes alone and beside broadcasts of the whole model. Some are also measured
+# without and with a check, with one hardware queue of CUDA and with eight.
+# Builds nothing: exits with 2 where its programs are missing.
 #
 # usage: examples/gpu-benchmark.sh [2|4|8] [BIN_DIR]
 #
@@ -32,6 +33,17 @@ ranks() {
   wait
 }
 
+# A lone refit without and with a check. CUDA gives a process so many hardware
+# queues: 8 by default, 1 where the trainer is Megatron, which asks for that.
+check_rows() {
+  local connections
+  for connections in 1 8; do
+    printf 'CUDA_DEVICE_MAX_CONNECTIONS=%s: ' "$connections"
+    CUDA_DEVICE_MAX_CONNECTIONS=$connections "$bin/refit-bench" transfer "$1" --iterations 5 |
+      grep -o 'one Run and Wait .*'
+  done
+}
+
 m2n=${REFIT_NCCL_M2N_LIBRARY:-}
 for job in examples/jobs/gpu/"$gpus"-*.json; do
   name=$(basename "$job" .json)
@@ -55,5 +67,8 @@ for job in examples/jobs/gpu/"$gpus"-*.json; do
         "$bin/refit-bench" transfer "$work/$name.refit" --peers --iterations 10
       fi
       ;;
+  esac
+  case $name in
+    *-ep-to-tp* | *-replicas*) check_rows "$work/$name.refit" ;;
   esac
 done
