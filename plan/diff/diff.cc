@@ -4,6 +4,8 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "plan/add_up_to.h"
 #include "plan/diff/facts.h"
 #include "plan/diff/report.h"
 #include "plan/diff/stages.h"
@@ -23,7 +25,7 @@ uint64_t MovedBytes(const MessageLists& lists) {
     const MessageVector& messages = lists.Of(rank);
     for (uint32_t i = 0; i < messages.size(); ++i) {
       if (messages.Get(i)->kind() == fb::MessageKind::kSend) {
-        moved_bytes += payloads.Bytes(rank, i);
+        AddUpTo(payloads.Bytes(rank, i), moved_bytes);
       }
     }
   }

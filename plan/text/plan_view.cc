@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "plan/add_up_to.h"
 #include "plan/dtype.h"
 
 namespace refit {
@@ -134,7 +135,8 @@ SendPayloads::SendPayloads(const MessageLists& messages)
   for (uint32_t list = 0; list < by_list_.size(); ++list) {
     const fb::CopyList& run = *body.copy_lists()->Get(list);
     for (uint32_t i = 0; i < run.count(); ++i) {
-      by_list_[list] += CopyBytes(body, *body.copies()->Get(run.begin() + i));
+      AddUpTo(CopyBytes(body, *body.copies()->Get(run.begin() + i)),
+              by_list_[list]);
     }
   }
 }
@@ -145,7 +147,7 @@ uint64_t SendPayloads::Bytes(uint32_t rank, uint32_t position) const {
   if (!IsHeldSend(body, rank, send)) return by_list_[send.copies()];
   uint64_t bytes = 0;
   for (const fb::Copy* copy : SentCopiesOf(messages_, rank, position).copies) {
-    bytes += CopyBytes(body, *copy);
+    AddUpTo(CopyBytes(body, *copy), bytes);
   }
   return bytes;
 }

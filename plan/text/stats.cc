@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "plan/add_up_to.h"
 #include "plan/network_peers.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
@@ -37,14 +38,14 @@ Totals TotalsOf(const PlanFile& plan) {
       if (message->kind() != fb::MessageKind::kSend) continue;
       const uint64_t bytes = payloads.Bytes(rank, position);
       const uint32_t peer = PeerOf(body, rank, *message);
-      totals.route_bytes[static_cast<size_t>(RouteBetween(body, rank, peer))] +=
-          bytes;
-      totals.sent_bytes[rank] += bytes;
-      totals.received_bytes[peer] += bytes;
+      AddUpTo(bytes, totals.route_bytes[static_cast<size_t>(
+                         RouteBetween(body, rank, peer))]);
+      AddUpTo(bytes, totals.sent_bytes[rank]);
+      AddUpTo(bytes, totals.received_bytes[peer]);
       totals.messages += 1;
-      if (rank >= body.source_ranks()) totals.relayed_bytes += bytes;
+      if (rank >= body.source_ranks()) AddUpTo(bytes, totals.relayed_bytes);
       if (direct) {
-        totals.direct_bytes += bytes;
+        AddUpTo(bytes, totals.direct_bytes);
         continue;
       }
       totals.largest_message_bytes =
@@ -60,7 +61,7 @@ Balance BalanceOf(absl::Span<const uint64_t> bytes, uint32_t begin,
   Balance balance = {.busiest = begin};
   uint64_t sum = 0;
   for (uint32_t rank = begin; rank < end; ++rank) {
-    sum += bytes[rank];
+    AddUpTo(bytes[rank], sum);
     if (bytes[rank] <= balance.max_bytes) continue;
     balance.max_bytes = bytes[rank];
     balance.busiest = rank;

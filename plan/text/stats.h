@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/add_up_to.h"
 #include "plan/plan_file.h"
 #include "plan/text/dealt.h"
 
@@ -27,7 +28,7 @@ struct Totals {
 
   uint64_t moved_bytes() const {
     uint64_t bytes = 0;
-    for (const uint64_t of_route : route_bytes) bytes += of_route;
+    for (const uint64_t of_route : route_bytes) AddUpTo(of_route, bytes);
     return bytes;
   }
 };

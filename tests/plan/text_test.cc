@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "plan/diff/diff.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit {
@@ -443,6 +444,41 @@ TEST(StatsTextTest, NamesTheBusiestSender) {
       text.find(
           "  imbalance                           1.111        max / mean\n"),
       std::string::npos);
+}
+
+// Four direct messages of 2^62 bytes, as a hostile file may have: no sum wraps.
+TEST(TextTest, SumsThatNoNumberHoldsAreTheLargest) {
+  constexpr uint64_t kElements = uint64_t{1} << 61;
+  PlanSpec spec;
+  spec.source_ranks = 4;
+  spec.params = {{.name = "w", .index = {}, .shape = {kElements}}};
+  spec.buffers = {{.name = "w",
+                   .index = {},
+                   .shape = {kElements},
+                   .fragments = {{.param = 0,
+                                  .lo = {0},
+                                  .extent = {kElements},
+                                  .offset = 0,
+                                  .stride = {1}}},
+                   .regions = {}}};
+  spec.copy_lists = {{}, {{.slot = 0, .offset = 0, .loops = {{kElements, 1}}}}};
+  spec.slots = 1;
+  spec.programs.resize(5);
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    spec.rounds.push_back(fb::Route::kPeer);
+    spec.mechanisms.push_back(fb::Mechanism::kDirect);
+    spec.programs[rank].messages = {SendTo(4, rank, 1, 0, 2 * kElements)};
+    spec.programs[4].messages.push_back(
+        RecvFrom(rank, rank, 1, 0, 2 * kElements));
+  }
+  for (PlanSpec::Program& program : spec.programs) program.buffers = {0};
+  const PlanFile plan = OpenSpec(spec);
+  rapidjson::Document json;
+  json.Parse(StatsJson(plan).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_EQ(json["moved_bytes"].GetUint64(), ~uint64_t{0});
+  EXPECT_EQ(json["peer_bytes"].GetUint64(), ~uint64_t{0});
+  EXPECT_EQ(ComparePlans(plan, plan).totals_a.moved_bytes, ~uint64_t{0});
 }
 
 }  // namespace
