@@ -44,9 +44,12 @@ absl::StatusOr<std::string> DifferenceFromJob(const Job& job,
   if (SameDigest(wanted->plan().body_digest(), plan.plan().body_digest())) {
     return "";
   }
-  // Contract first.
-  const std::vector<Difference> differences =
-      ComparePlans(*wanted, plan).differences;
+  // Contract first. An earlier build may have written the same in an earlier
+  // format.
+  std::vector<Difference> differences = ComparePlans(*wanted, plan).differences;
+  std::erase_if(differences, [](const Difference& difference) {
+    return difference.rule == kFormatChanged;
+  });
   if (differences.empty()) return "";
   if (differences[0].kind != DifferenceClass::kContract &&
       SameDigest(wanted->plan().inputs_digest(), plan.plan().inputs_digest())) {

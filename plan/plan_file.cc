@@ -23,6 +23,7 @@
 #include "plan/body_check.h"
 #include "plan/check.h"
 #include "plan/dtype.h"
+#include "plan/features.h"
 #include "plan/quantize_check.h"
 #include "plan/scratch_windows.h"
 #include "plan/vector_length.h"
@@ -514,6 +515,14 @@ uint64_t RequiredFeatures(const fb::Body& body) {
     if (feature.is_used(body)) features |= feature.bit;
   }
   return features;
+}
+
+std::vector<std::string> FeatureNames(uint64_t features) {
+  std::vector<std::string> names;
+  for (const Feature& feature : kFeatures) {
+    if ((features & feature.bit) != 0) names.emplace_back(feature.name);
+  }
+  return names;
 }
 
 absl::Span<const uint8_t> PlanFile::bytes() const {

@@ -19,8 +19,8 @@ constexpr DifferenceClass kContract = DifferenceClass::kContract;
 // How many fragments of a layout one line shows.
 constexpr size_t kFragmentsPerLine = 3;
 
-// How many hosts one line lists.
-constexpr size_t kHostsPerLine = 4;
+// How many groups of ranks one line lists.
+constexpr size_t kGroupsPerLine = 4;
 
 // A rule and what it says, for one tensor.
 using ChangeList = std::vector<std::pair<std::string, std::string>>;
@@ -109,41 +109,17 @@ void CompareParams(const PlanFacts& a, const PlanFacts& b, DiffReport& report) {
   }
 }
 
-void CompareSkips(const fb::Body& a, const fb::Body& b, DiffReport& report) {
-  const auto text = [](const fb::Skip& skip) {
+NamedFacts SkipsOf(const fb::Body& body) {
+  NamedFacts skips;
+  for (uint32_t i = 0; i < Length(body.skips()); ++i) {
+    const fb::Skip& skip = *body.skips()->Get(i);
     std::string reason = EnumText(skip.reason());
     if (skip.detail() != nullptr && skip.detail()->size() > 0) {
       absl::StrAppend(&reason, " ", QuotedText(skip.detail()));
     }
-    return reason;
-  };
-  const auto skips_of = [&](const fb::Body& body) {
-    std::map<std::string, std::string> skips;
-    for (uint32_t i = 0; i < Length(body.skips()); ++i) {
-      const fb::Skip& skip = *body.skips()->Get(i);
-      skips.emplace(QuotedText(skip.name()), text(skip));
-    }
-    return skips;
-  };
-  const std::map<std::string, std::string> skips_a = skips_of(a);
-  const std::map<std::string, std::string> skips_b = skips_of(b);
-  for (const auto& [name, reason] : skips_a) {
-    const auto other = skips_b.find(name);
-    if (other == skips_b.end()) {
-      report.Add(kContract, "SKIP_REMOVED",
-                 absl::StrCat("skip ", name, ": was ", reason));
-    } else if (other->second != reason) {
-      report.Add(
-          kContract, "SKIP_CHANGED",
-          absl::StrCat("skip ", name, ": ", reason, " -> ", other->second));
-    }
+    skips[absl::StrCat("skip ", QuotedText(skip.name()))].insert(reason);
   }
-  for (const auto& [name, reason] : skips_b) {
-    if (skips_a.count(name) == 0) {
-      report.Add(kContract, "SKIP_ADDED",
-                 absl::StrCat("skip ", name, ": ", reason));
-    }
-  }
+  return skips;
 }
 
 void CompareCasts(const fb::Body& a, const fb::Body& b, DiffReport& report) {
@@ -166,51 +142,77 @@ void CompareCasts(const fb::Body& a, const fb::Body& b, DiffReport& report) {
   }
 }
 
-void CompareDelta(const fb::Body& a, const fb::Body& b, DiffReport& report) {
-  if (a.delta() == nullptr && b.delta() == nullptr) return;
-  if (b.delta() == nullptr) {
-    report.Add(kContract, "DELTA_REMOVED",
-               absl::StrCat("delta: was ", DeltaText(*a.delta())));
-  } else if (a.delta() == nullptr) {
-    report.Add(kContract, "DELTA_ADDED",
-               absl::StrCat("delta: ", DeltaText(*b.delta())));
-  } else if (DeltaText(*a.delta()) != DeltaText(*b.delta())) {
-    report.Add(kContract, "DELTA_CHANGED",
-               absl::StrCat("delta: ", DeltaText(*a.delta()), " -> ",
-                            DeltaText(*b.delta())));
-  }
+NamedFacts DeltaOf(const fb::Body& body) {
+  if (body.delta() == nullptr) return {};
+  return {{"delta", {DeltaText(*body.delta())}}};
 }
 
-void CompareRequirements(const fb::Body& a, const fb::Body& b,
-                         DiffReport& report) {
-  const auto requirements_of = [](const fb::Body& body) {
-    std::map<std::string, std::string> requirements;
-    for (uint32_t i = 0; i < Length(body.requirements()); ++i) {
-      const fb::Requirement& requirement = *body.requirements()->Get(i);
-      requirements.emplace(absl::StrCat(EnumText(requirement.side()), " ",
-                                        requirement.key()->str()),
-                           requirement.value()->str());
-    }
-    return requirements;
+NamedFacts RequirementsOf(const fb::Body& body) {
+  NamedFacts requirements;
+  for (uint32_t i = 0; i < Length(body.requirements()); ++i) {
+    const fb::Requirement& requirement = *body.requirements()->Get(i);
+    requirements[absl::StrCat(EnumText(requirement.side()), " ",
+                              requirement.key()->str())]
+        .insert(requirement.value()->str());
+  }
+  return requirements;
+}
+
+// Ranks that share a host, or what joins hosts.
+using RankGroups = std::set<std::vector<int32_t>>;
+
+// `hosts_per_group`: 0 puts all hosts into one group. Numbers of hosts are only
+// labels, unless several make a group.
+RankGroups GroupsOf(const fb::Body& body, uint32_t hosts_per_group) {
+  std::map<uint32_t, std::vector<int32_t>> by_number;
+  for (const auto& [host, ranks] : RanksByHost(body)) {
+    std::vector<int32_t>& group =
+        by_number[hosts_per_group == 0 ? 0 : host / hosts_per_group];
+    group.insert(group.end(), ranks.begin(), ranks.end());
+  }
+  RankGroups groups;
+  for (auto& [number, ranks] : by_number) {
+    std::sort(ranks.begin(), ranks.end());
+    groups.insert(std::move(ranks));
+  }
+  return groups;
+}
+
+// "hosts: 0..3 -> 0..1 | 2..3", or how many there are. `what` names the groups.
+std::string GroupsText(const char* what, const RankGroups& a,
+                       const RankGroups& b) {
+  const auto text = [](const RankGroups& groups) {
+    return absl::StrJoin(
+        groups, " | ", [](std::string* out, const std::vector<int32_t>& ranks) {
+          out->append(NumberSetText(ranks));
+        });
   };
-  const std::map<std::string, std::string> values_a = requirements_of(a);
-  const std::map<std::string, std::string> values_b = requirements_of(b);
-  for (const auto& [key, value] : values_a) {
-    const auto other = values_b.find(key);
-    if (other == values_b.end()) {
-      report.Add(kContract, "REQUIREMENT_REMOVED",
-                 absl::StrCat(key, ": was ", value));
-    } else if (other->second != value) {
-      report.Add(kContract, "REQUIREMENT_CHANGED",
-                 absl::StrCat(key, ": ", value, " -> ", other->second));
-    }
+  if (std::max(a.size(), b.size()) <= kGroupsPerLine) {
+    return absl::StrCat(what, ": ", text(a), " -> ", text(b));
   }
-  for (const auto& [key, value] : values_b) {
-    if (!values_a.contains(key)) {
-      report.Add(kContract, "REQUIREMENT_ADDED",
-                 absl::StrCat(key, ": ", value));
-    }
-  }
+  return a.size() == b.size()
+             ? absl::StrCat(what, ": other ranks share each of ", a.size())
+             : absl::StrCat(what, ": ", a.size(), " -> ", b.size());
+}
+
+// Which hosts are joined follows from their numbers. Where the number of hosts
+// that are joined differs, the topology's own difference says so.
+void CompareJoinedHosts(const fb::Body& a, const fb::Body& b,
+                        DiffReport& report) {
+  if (a.topology() == nullptr || b.topology() == nullptr) return;
+  const auto compare = [&](const char* what, uint32_t hosts_a,
+                           uint32_t hosts_b) {
+    if (hosts_a != hosts_b) return;
+    const RankGroups groups_a = GroupsOf(a, hosts_a);
+    const RankGroups groups_b = GroupsOf(b, hosts_b);
+    if (groups_a == groups_b) return;
+    report.Add(DifferenceClass::kSchedule, "TOPOLOGY_CHANGED",
+               GroupsText(what, groups_a, groups_b));
+  };
+  compare("nvlink domains", a.topology()->hosts_per_nvlink_domain(),
+          b.topology()->hosts_per_nvlink_domain());
+  compare("leaves", a.topology()->hosts_per_leaf(),
+          b.topology()->hosts_per_leaf());
 }
 
 void CompareRanks(const PlanFile& a, const PlanFile& b, DiffReport& report) {
@@ -228,30 +230,13 @@ void CompareRanks(const PlanFile& a, const PlanFile& b, DiffReport& report) {
   add("colocated", a.body().colocated() ? "yes" : "no",
       b.body().colocated() ? "yes" : "no");
   if (a.world_size() != b.world_size()) return;
-  // Host numbers are only labels: what counts is who shares one.
-  const auto hosts_of = [](const fb::Body& body) {
-    std::set<std::vector<int32_t>> hosts;
-    for (const auto& [host, ranks] : RanksByHost(body)) hosts.insert(ranks);
-    return hosts;
-  };
-  const std::set<std::vector<int32_t>> hosts_a = hosts_of(a.body());
-  const std::set<std::vector<int32_t>> hosts_b = hosts_of(b.body());
-  if (hosts_a == hosts_b) return;
-  if (std::max(hosts_a.size(), hosts_b.size()) <= kHostsPerLine) {
-    const auto text = [](const std::set<std::vector<int32_t>>& hosts) {
-      return absl::StrJoin(
-          hosts, " | ",
-          [](std::string* out, const std::vector<int32_t>& ranks) {
-            out->append(NumberSetText(ranks));
-          });
-    };
-    add("hosts", text(hosts_a), text(hosts_b));
-  } else if (hosts_a.size() == hosts_b.size()) {
-    report.Add(
-        kContract, "RANKS_CHANGED",
-        absl::StrCat("hosts: other ranks share each of ", hosts_a.size()));
+  const RankGroups hosts_a = GroupsOf(a.body(), 1);
+  const RankGroups hosts_b = GroupsOf(b.body(), 1);
+  if (hosts_a != hosts_b) {
+    report.Add(kContract, "RANKS_CHANGED",
+               GroupsText("hosts", hosts_a, hosts_b));
   } else {
-    add("hosts", absl::StrCat(hosts_a.size()), absl::StrCat(hosts_b.size()));
+    CompareJoinedHosts(a.body(), b.body(), report);
   }
 }
 
@@ -501,10 +486,11 @@ void CompareSide(const PlanFacts& a, const PlanFacts& b, fb::Side side,
 ChangedTensors CompareContracts(const PlanFacts& a, const PlanFacts& b,
                                 int32_t common_ranks, DiffReport& report) {
   CompareParams(a, b, report);
-  CompareSkips(a.body(), b.body(), report);
+  report.AddFacts(kContract, "SKIP", SkipsOf(a.body()), SkipsOf(b.body()));
   CompareCasts(a.body(), b.body(), report);
-  CompareRequirements(a.body(), b.body(), report);
-  CompareDelta(a.body(), b.body(), report);
+  report.AddFacts(kContract, "REQUIREMENT", RequirementsOf(a.body()),
+                  RequirementsOf(b.body()));
+  report.AddFacts(kContract, "DELTA", DeltaOf(a.body()), DeltaOf(b.body()));
   CompareRanks(a.plan(), b.plan(), report);
   if (a.plan().source_ranks() != b.plan().source_ranks()) {
     CompareSide(a, b, fb::Side::kSource, report);

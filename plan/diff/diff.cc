@@ -9,6 +9,7 @@
 #include "plan/diff/facts.h"
 #include "plan/diff/report.h"
 #include "plan/diff/stages.h"
+#include "plan/features.h"
 #include "plan/text/json_writer.h"
 #include "plan/text/plan_view.h"
 
@@ -74,6 +75,25 @@ bool SameDigest(const PlanFile& a, const PlanFile& b) {
          digest_a->high() == digest_b->high();
 }
 
+// The file says it outside the body, so the body's digest does not tell.
+// Executors read any minor version, but refuse features that they do not know.
+void CompareFormats(const fb::Plan& a, const fb::Plan& b, DiffReport& report) {
+  const std::string format_a = FormatText(a);
+  const std::string format_b = FormatText(b);
+  if (format_a == format_b) return;
+  std::string text = absl::StrCat(format_a, " -> ", format_b);
+  const std::vector<std::string> added =
+      FeatureNames(b.required_features() & ~a.required_features());
+  if (!added.empty()) {
+    absl::StrAppend(&text, "; executors must also know ",
+                    absl::StrJoin(added, ", "));
+  }
+  report.Add(a.required_features() == b.required_features()
+                 ? DifferenceClass::kSchedule
+                 : DifferenceClass::kContract,
+             std::string(kFormatChanged), text);
+}
+
 // Nothing if the plan is of an earlier build, which did not write it.
 std::map<std::string, std::string> JobOf(const fb::Plan& plan) {
   std::map<std::string, std::string> facts;
@@ -123,11 +143,12 @@ int64_t PlanDifference::Count(DifferenceClass kind) const {
 
 PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
   PlanDifference difference;
+  NameTable names;
+  DiffReport report(names);
+  CompareFormats(a.plan(), b.plan(), report);
   if (!SameDigest(a, b)) {
-    NameTable names;
     PlanFacts facts_a(a, names);
     PlanFacts facts_b(b, names);
-    DiffReport report(names);
     // When the source grew or shrank, the same number is another rank.
     const int32_t common_ranks = a.source_ranks() == b.source_ranks()
                                      ? std::min(a.world_size(), b.world_size())
@@ -143,8 +164,8 @@ PlanDifference ComparePlans(const PlanFile& a, const PlanFile& b) {
                               a.source_ranks(), " -> ", b.source_ranks(),
                               " source ranks, a number names another rank"));
     }
-    difference.differences = report.Finish();
   }
+  difference.differences = report.Finish();
   difference.job = CompareJobs(a.plan(), b.plan());
   difference.totals_a = PlanTotalsOf(a);
   difference.totals_b = PlanTotalsOf(b);

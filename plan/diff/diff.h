@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,10 @@ namespace refit {
 enum class DifferenceClass : uint8_t { kContract, kTraffic, kSchedule };
 // "contract", "traffic", "schedule".
 const char* ClassText(DifferenceClass kind);
+
+// The rule of plans of other format versions or required features. With other
+// features it is of the contract: executors that know less refuse the plan.
+inline constexpr std::string_view kFormatChanged = "FORMAT_CHANGED";
 
 // Source rank and destination rank of messages.
 using RankPair = std::pair<int32_t, int32_t>;

@@ -13,17 +13,16 @@ namespace refit {
 namespace {
 
 // What is quantized, by the names of what it is made of.
-std::map<std::string, std::string> QuantizationsOf(const fb::Body& body) {
-  std::map<std::string, std::string> quantizations;
+NamedFacts QuantizationsOf(const fb::Body& body) {
+  NamedFacts quantizations;
   for (uint32_t i = 0; i < Length(body.quantizations()); ++i) {
     const fb::Quantization& quantization = *body.quantizations()->Get(i);
     const auto name = [&](uint32_t param) {
       const fb::Param& named = *body.params()->Get(param);
       return absl::StrCat(QuotedText(named.name()), IndexText(named.index()));
     };
-    quantizations.emplace(
-        absl::StrCat("quantization of ", name(quantization.of())),
-        absl::StrCat(
+    quantizations[absl::StrCat("quantization of ", name(quantization.of()))]
+        .insert(absl::StrCat(
             quantization.block_rows(), " x ", quantization.block_columns(), " ",
             EnumText(quantization.scale_format()), " as ",
             name(quantization.data()), " and ", name(quantization.scales())));
@@ -119,25 +118,9 @@ void CompareScratch(const fb::Body& a, const fb::Body& b, int32_t common_ranks,
 void CompareQuantization(const fb::Body& a, const fb::Body& b,
                          int32_t common_ranks, const ChangedTensors& changed,
                          DiffReport& report) {
-  constexpr DifferenceClass kContract = DifferenceClass::kContract;
-  const std::map<std::string, std::string> of_a = QuantizationsOf(a);
-  const std::map<std::string, std::string> of_b = QuantizationsOf(b);
-  for (const auto& [name, blocks] : of_a) {
-    const auto other = of_b.find(name);
-    if (other == of_b.end()) {
-      report.Add(kContract, "QUANTIZATION_REMOVED",
-                 absl::StrCat(name, ": was ", blocks));
-    } else if (other->second != blocks) {
-      report.Add(kContract, "QUANTIZATION_CHANGED",
-                 absl::StrCat(name, ": ", blocks, " -> ", other->second));
-    }
-  }
-  for (const auto& [name, blocks] : of_b) {
-    if (of_a.count(name) == 0) {
-      report.Add(kContract, "QUANTIZATION_ADDED",
-                 absl::StrCat(name, ": ", blocks));
-    }
-  }
+  const NamedFacts of_a = QuantizationsOf(a);
+  const NamedFacts of_b = QuantizationsOf(b);
+  report.AddFacts(DifferenceClass::kContract, "QUANTIZATION", of_a, of_b);
   if (of_a != of_b) return;  // what follows is told
   for (int32_t rank = 0; rank < common_ranks; ++rank) {
     const std::map<std::string, uint64_t> elements_a =

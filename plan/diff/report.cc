@@ -59,6 +59,36 @@ void DiffReport::Add(DifferenceClass kind, const std::string& rule,
       {.kind = kind, .rule = rule, .text = text, .ranks = {}, .pairs = {}});
 }
 
+void DiffReport::AddFacts(DifferenceClass kind, const std::string& rule,
+                          const NamedFacts& a, const NamedFacts& b) {
+  // By name: what only the one plan says, and what only the other.
+  std::map<std::string,
+           std::pair<NamedFacts::mapped_type, NamedFacts::mapped_type>>
+      own;
+  for (const auto& [name, facts] : a) own[name].first = facts;
+  for (const auto& [name, facts] : b) {
+    auto& [of_a, of_b] = own[name];
+    for (const std::string& fact : facts) {
+      if (of_a.erase(fact) == 0) of_b.insert(fact);
+    }
+  }
+  for (const auto& [name, both] : own) {
+    const auto& [of_a, of_b] = both;
+    if (of_a.size() == 1 && of_b.size() == 1) {
+      Add(kind, absl::StrCat(rule, "_CHANGED"),
+          absl::StrCat(name, ": ", *of_a.begin(), " -> ", *of_b.begin()));
+      continue;
+    }
+    for (const std::string& fact : of_a) {
+      Add(kind, absl::StrCat(rule, "_REMOVED"),
+          absl::StrCat(name, ": was ", fact));
+    }
+    for (const std::string& fact : of_b) {
+      Add(kind, absl::StrCat(rule, "_ADDED"), absl::StrCat(name, ": ", fact));
+    }
+  }
+}
+
 void DiffReport::AddParam(const std::string& rule, NameId param,
                           const std::string& change) {
   params_[{DifferenceClass::kContract, rule, change}].push_back(param);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,9 @@
 
 namespace refit {
 
+// What a plan says under a name. More than one fact may have the same name.
+using NamedFacts = std::map<std::string, std::set<std::string>>;
+
 class DiffReport {
  public:
   explicit DiffReport(const NameTable& names) : names_(names) {}
@@ -21,6 +25,10 @@ class DiffReport {
   // A difference that stands alone.
   void Add(DifferenceClass kind, const std::string& rule,
            const std::string& text);
+  // RULE_REMOVED "name: was fact", RULE_ADDED "name: fact", or RULE_CHANGED
+  // "name: fact -> fact" where each plan has one fact that the other lacks.
+  void AddFacts(DifferenceClass kind, const std::string& rule,
+                const NamedFacts& a, const NamedFacts& b);
   // "param "…": change" or "buffer "…" of rank 3: change".
   void AddParam(const std::string& rule, NameId param,
                 const std::string& change);

@@ -21,6 +21,15 @@ bool IsHeldSend(const fb::Body& body, uint32_t rank, const fb::Message& send) {
 
 }  // namespace
 
+std::string FormatText(const fb::Plan& plan) {
+  std::string text = absl::StrCat("plan ", plan.format_version() >> 16, ".",
+                                  plan.format_version() & 0xffff);
+  if (plan.required_features() != 0) {
+    absl::StrAppend(&text, " features 0x", absl::Hex(plan.required_features()));
+  }
+  return text;
+}
+
 int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position) {
   if (dim.numbers() != nullptr) return dim.numbers()->Get(position);
   return dim.first() + static_cast<int32_t>(position);

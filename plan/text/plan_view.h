@@ -18,6 +18,9 @@ namespace refit {
 
 using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 
+// "plan 1.12 features 0x201"; of a plan that requires none, "plan 1.1".
+std::string FormatText(const fb::Plan& plan);
+
 // The number that stands at `position` of an index dimension.
 int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position);
 

@@ -72,12 +72,7 @@ std::string TextPrinter::Print() {
 
 void TextPrinter::PrintHeader() {
   const fb::Plan& plan = plan_.plan();
-  absl::StrAppend(&text_, "plan ", plan.format_version() >> 16, ".",
-                  plan.format_version() & 0xffff);
-  if (plan.required_features() != 0) {
-    absl::StrAppend(&text_, " features 0x",
-                    absl::Hex(plan.required_features()));
-  }
+  text_ += FormatText(plan);
   if (plan.body_digest() != nullptr) {
     absl::StrAppend(&text_, " body ", DigestText(*plan.body_digest()));
   }

@@ -100,6 +100,28 @@ TEST(DiffTest, ProvenanceAndStatsDoNotCount) {
   EXPECT_TRUE(Compare(SampleSpec(), other).same());
 }
 
+// Executors that do not know a feature refuse the plan.
+TEST(DiffTest, RequiredFeaturesAreContract) {
+  const PlanSpec spec = SampleSpec();
+  PlanSpec packed = spec;
+  PackMessages(packed);
+  EXPECT_EQ(TextOf(spec, packed),
+            "contract\n"
+            "  FORMAT_CHANGED plan 1.1 -> plan 1.12 features 0x200; executors "
+            "must also know packed messages\n");
+  EXPECT_EQ(TextOf(packed, spec),
+            "contract\n"
+            "  FORMAT_CHANGED plan 1.12 features 0x200 -> plan 1.1\n");
+}
+
+TEST(DiffTest, FormatVersionOfEqualBodiesIsSchedule) {
+  PlanSpec newer = SampleSpec();
+  newer.format_version = kFormatMajor << 16 | kFormatMinor;
+  EXPECT_FALSE(Compare(SampleSpec(), newer).same());
+  EXPECT_EQ(TextOf(SampleSpec(), newer),
+            "schedule\n  FORMAT_CHANGED plan 1.1 -> plan 1.12\n");
+}
+
 TEST(DiffTest, JobsThatSayOtherThingsAreToldFirst) {
   PlanSpec a = SampleSpec(), b = SampleSpec();
   a.job = {{"destination.tensor_parallel", "2"},
@@ -214,6 +236,26 @@ TEST(DiffTest, SkipsAreContract) {
             "  SKIP_CHANGED skip \"lm_h");
 }
 
+// The name of a skip is a pattern: it may say several things.
+TEST(DiffTest, SkipsOfOneNameAreComparedOneByOne) {
+  PlanSpec spec = SampleSpec();
+  spec.skips = {{"mtp.*", fb::SkipReason::kExcluded, "by the job"},
+                {"mtp.*", fb::SkipReason::kFrozen, ""}};
+  PlanSpec other = spec;
+  std::swap(other.skips[0], other.skips[1]);
+  EXPECT_EQ(TextOf(spec, other), "");
+  other.skips[0].reason = fb::SkipReason::kUnread;
+  EXPECT_EQ(TextOf(spec, other),
+            "contract\n"
+            "  SKIP_CHANGED skip \"mtp.*\": frozen -> unread\n");
+  other.skips.pop_back();
+  EXPECT_EQ(TextOf(spec, other),
+            "contract\n"
+            "  SKIP_ADDED skip \"mtp.*\": unread\n"
+            "  SKIP_REMOVED skip \"mtp.*\": was excluded \"by the job\"\n"
+            "  SKIP_REMOVED skip \"mtp.*\": was frozen\n");
+}
+
 TEST(DiffTest, CastsAreContract) {
   PlanSpec other = SampleSpec();
   other.casts = {{fb::DType::kFp32, fb::DType::kBf16}};
@@ -264,10 +306,12 @@ TEST(DiffTest, PostHooksAreContract) {
   hooked.buffers[4].post_hooks = {{"add-one", "add 1 to it"}};
   EXPECT_EQ(TextOf(SampleSpec(), hooked),
             R"(contract
+  FORMAT_CHANGED plan 1.1 -> plan 1.2 features 0x2; executors must also know post-hooks
   POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: none -> add-one "add 1 to it"
 )");
   EXPECT_EQ(TextOf(hooked, SampleSpec()),
             R"(contract
+  FORMAT_CHANGED plan 1.2 features 0x2 -> plan 1.1
   POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: add-one "add 1 to it" -> none
 )");
   EXPECT_TRUE(Compare(hooked, hooked).same());
@@ -281,14 +325,18 @@ TEST(DiffTest, RequirementsAreContract) {
   cutlass.requirements = {{side, "moe_backend", "flashinfer_cutlass"}};
   EXPECT_EQ(TextOf(SampleSpec(), triton),
             "contract\n"
-            "  REQUIREMENT_ADDED destination moe_backend: triton\n");
+            "  REQUIREMENT_ADDED destination moe_backend: triton\n"
+            "schedule\n"
+            "  FORMAT_CHANGED plan 1.1 -> plan 1.4\n");
   EXPECT_EQ(TextOf(triton, cutlass),
             "contract\n"
             "  REQUIREMENT_CHANGED destination moe_backend: triton -> "
             "flashinfer_cutlass\n");
   EXPECT_EQ(TextOf(triton, SampleSpec()),
             "contract\n"
-            "  REQUIREMENT_REMOVED destination moe_backend: was triton\n");
+            "  REQUIREMENT_REMOVED destination moe_backend: was triton\n"
+            "schedule\n"
+            "  FORMAT_CHANGED plan 1.4 -> plan 1.1\n");
   EXPECT_TRUE(Compare(triton, triton).same());
 }
 
@@ -308,14 +356,18 @@ TEST(DiffTest, DeltasAreContract) {
   bitmap.delta->changes = fb::DeltaChanges::kBitmap;
   EXPECT_EQ(TextOf(dense, snapshot),
             "contract\n"
-            "  DELTA_ADDED delta: changes snapshot dense_every 20 check\n");
+            "  DELTA_ADDED delta: changes snapshot dense_every 20 check\n"
+            "  FORMAT_CHANGED plan 1.1 features 0x1 -> plan 1.6 features 0x21; "
+            "executors must also know delta refits\n");
   EXPECT_EQ(TextOf(snapshot, bitmap),
             "contract\n"
             "  DELTA_CHANGED delta: changes snapshot dense_every 20 check -> "
             "changes bitmap dense_every 20 check\n");
   EXPECT_EQ(TextOf(bitmap, dense),
             "contract\n"
-            "  DELTA_REMOVED delta: was changes bitmap dense_every 20 check\n");
+            "  DELTA_REMOVED delta: was changes bitmap dense_every 20 check\n"
+            "  FORMAT_CHANGED plan 1.6 features 0x21 -> plan 1.1 features "
+            "0x1\n");
 }
 
 TEST(DiffTest, WhatJoinsHostsIsSchedule) {
@@ -323,10 +375,37 @@ TEST(DiffTest, WhatJoinsHostsIsSchedule) {
   spec.topology = {.machine = "hgx-h200", .rails = true};
   EXPECT_EQ(TextOf(SampleSpec(), spec),
             "schedule\n"
+            "  FORMAT_CHANGED plan 1.1 -> plan 1.7\n"
             "  TOPOLOGY_CHANGED topology: none -> machine \"hgx-h200\" "
             "hosts_per_nvlink_domain 1 gpus_per_nic 1 hosts_per_leaf all rails "
             "spine_oversubscription 1 peer 3.7e+11 network 5e+10 bytes per "
             "second\n");
+}
+
+// The topology says how many hosts are joined, their numbers say which.
+TEST(DiffTest, HostNumbersThatMoveDomainsAndLeavesAreSchedule) {
+  PlanSpec spec = SampleSpec();
+  spec.topology = {.hosts_per_nvlink_domain = 2, .hosts_per_leaf = 2};
+  for (PlanSpec::Program& program : spec.programs) {
+    program.host = static_cast<uint32_t>(&program - spec.programs.data());
+  }
+  PlanSpec other = spec;
+  std::swap(other.programs[1].host, other.programs[2].host);
+  EXPECT_EQ(TextOf(spec, other),
+            "schedule\n"
+            "  TOPOLOGY_CHANGED leaves: 0..1 | 2..3 -> 0, 2 | 1, 3\n"
+            "  TOPOLOGY_CHANGED nvlink domains: 0..1 | 2..3 -> 0, 2 | 1, 3\n");
+  // Other numbers for the same pairs.
+  other = spec;
+  std::swap(other.programs[0].host, other.programs[3].host);
+  std::swap(other.programs[1].host, other.programs[2].host);
+  EXPECT_EQ(TextOf(spec, other), "");
+  // All hosts share one leaf.
+  spec.topology->hosts_per_leaf = 0;
+  spec.topology->hosts_per_nvlink_domain = 1;
+  other = spec;
+  std::swap(other.programs[1].host, other.programs[2].host);
+  EXPECT_EQ(TextOf(spec, other), "");
 }
 
 TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
@@ -484,6 +563,9 @@ TEST(DiffTest, BytesOfAPairThatDealsAreTraffic) {
   direct.programs[2].messages = {RecvFrom(0, 1, 1, 0, 16)};
   const std::string text = TextOf(direct, DealtSpec());
   EXPECT_EQ(text.substr(0, text.find("  SENDER_CHANGED")),
+            "contract\n"
+            "  FORMAT_CHANGED plan 1.1 -> plan 1.10 features 0x118; executors "
+            "must also know relays, staged relays, dealt messages\n"
             "traffic\n"
             "  BYTES_CHANGED 0 -> 1: 16 -> 32 bytes\n"
             "  BYTES_CHANGED 0 -> 2: 16 -> 0 bytes\n"

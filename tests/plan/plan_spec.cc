@@ -279,8 +279,11 @@ std::vector<uint8_t> BuildPlan(const PlanSpec& spec) {
                                 ? RequiredFeatures(root)
                                 : kFeaturePackedMessages;
   builder.Finish(
-      fb::CreatePlan(builder, FormatVersionFor(root, features), features,
-                     &inputs_digest, &body_digest, body_vector, provenance),
+      fb::CreatePlan(builder,
+                     spec.format_version == 0 ? FormatVersionFor(root, features)
+                                              : spec.format_version,
+                     features, &inputs_digest, &body_digest, body_vector,
+                     provenance),
       fb::PlanIdentifier());
   return {builder.GetBufferPointer(),
           builder.GetBufferPointer() + builder.GetSize()};

@@ -132,6 +132,7 @@ struct PlanSpec {
   bool colocated = false;
   std::string producer;
   std::vector<std::pair<std::string, std::string>> job;  // absent if empty
+  uint32_t format_version = 0;  // 0: the oldest that has all of the body
 };
 
 fb::Message SendTo(uint32_t peer, uint32_t round, uint32_t copies,
