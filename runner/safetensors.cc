@@ -16,12 +16,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "files/partial_files.h"
 #include "plan/dtype.h"
 #include "rapidjson/document.h"
 #include "rapidjson/error/en.h"
 #include "rapidjson/stringbuffer.h"
 #include "rapidjson/writer.h"
-#include "runner/partial_files.h"
 
 namespace refit {
 namespace {

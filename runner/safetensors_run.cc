@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "executor/binding.h"
-#include "runner/partial_files.h"
+#include "files/partial_files.h"
 #include "runner/safetensors.h"
 
 namespace refit {

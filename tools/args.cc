@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "files/partial_files.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -50,6 +51,7 @@ void ReportException() {
   } catch (...) {
     ReportException();
   }
+  PartialFiles::OfThisProcess().Unlink();
   std::_Exit(kExitError);
 }
 
@@ -252,6 +254,7 @@ int RunTool(std::string_view name, int (*body)(int argc, char** argv), int argc,
   tool_name = name;
   std::set_terminate(EndProcess);
   try {
+    const SignalCleanup cleanup;
     return body(argc, argv);
   } catch (...) {
     ReportException();

@@ -12,6 +12,7 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "compiler/plan_of_job.h"
+#include "files/atomic_file.h"
 #include "plan/diff/diff.h"
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
@@ -20,7 +21,6 @@
 #include "report/report.h"
 #include "simulator/simulation.h"
 #include "tools/args.h"
-#include "tools/atomic_file.h"
 #include "tools/plan_input.h"
 
 namespace {

@@ -12,17 +12,16 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "files/atomic_file.h"
 #include "plan/enum_text.h"
 #include "refit/control_plane.h"
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
 #include "runner/checked_run.h"
 #include "runner/measured_trace.h"
-#include "runner/partial_files.h"
 #include "runner/safetensors_run.h"
 #include "runner/world_rank.h"
 #include "tools/args.h"
-#include "tools/atomic_file.h"
 #include "tools/plan_input.h"
 
 namespace {
@@ -415,7 +414,6 @@ static int Main(int argc, char** argv) {
         "--destination-dir beside it");
   }
   check |= delta;
-  const refit::SignalCleanup cleanup;
   const bool nccl = transport == "nccl";
   if (snapshot_on_host && !(delta && nccl)) {
     return fail("--snapshot-on-host needs --delta and --transport nccl");

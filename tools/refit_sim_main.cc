@@ -20,12 +20,12 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "compiler/plan_of_job.h"
+#include "files/atomic_file.h"
 #include "plan/plan_file.h"
 #include "plan/text/text_sink.h"
 #include "simulator/output.h"
 #include "simulator/simulation.h"
 #include "tools/args.h"
-#include "tools/atomic_file.h"
 #include "tools/plan_input.h"
 
 namespace {

@@ -18,11 +18,11 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "compiler/passes/passes.h"
+#include "files/atomic_file.h"
 #include "plan/nearest_word.h"
 #include "plan/plan_file.h"
 #include "plan/text/text.h"
 #include "tools/args.h"
-#include "tools/atomic_file.h"
 #include "tools/plan_input.h"
 
 namespace {

@@ -24,6 +24,7 @@
 #include "compiler/plan_of_job.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/post_hooks.h"
+#include "files/atomic_file.h"
 #include "plan/diff/diff.h"
 #include "plan/dtype.h"
 #include "plan/plan_file.h"
@@ -34,7 +35,6 @@
 #include "python/src/bindings.h"
 #include "python/src/signals.h"
 #include "python/src/status.h"
-#include "tools/atomic_file.h"
 
 namespace refit::python {
 namespace {

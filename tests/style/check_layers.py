@@ -33,9 +33,10 @@ MAY_INCLUDE = {
         "plan", "plan/proof", "plan/diff", "compiler/ir", "compiler/job", "compiler/model", "compiler/layout", "compiler/passes",
         "compiler/emit", "simulator",
     },
+    "files": set(),
     "topology": set(),
     "executor": {"plan", "refit"},
-    "runner": {"plan", "plan/text", "refit", "executor"},
+    "runner": {"files", "plan", "plan/text", "refit", "executor"},
     # Waits for what the executor waits for, by the executor's own lists.
     "simulator": {"plan", "plan/text", "executor", "refit"},
     "report": {"plan", "plan/proof", "plan/text", "plan/diff", "compiler", "compiler/job", "simulator"},

@@ -1,4 +1,4 @@
-#include "tools/atomic_file.h"
+#include "files/atomic_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

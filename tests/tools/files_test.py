@@ -17,6 +17,7 @@ import time
 import unittest
 
 BIN = pathlib.Path(sys.argv.pop(1)).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 JOB = {
     "model": {"parameters": [{"name": "weight", "shape": [8, 6], "dtype": "fp32"}]},
     "source": {"layout": "generic", "meshes": {"m": {"axes": {"dp": 2}}},
@@ -152,6 +153,39 @@ class FilesTest(unittest.TestCase):
                 self.assertEqual(run.wait(timeout=60), -ending)
                 self.assert_only(older.name)
                 self.assertEqual(older.read_text(), "older")
+
+    def test_a_signal_while_a_file_is_written_leaves_nothing(self):
+        job = ROOT / "examples" / "jobs" / "qwen3-235b-a22b-64-ranks.json"
+        plan = self.dir / "large.refit"
+        subprocess.run([BIN / "refitc", job, "-o", plan], check=True, timeout=60)
+        written = self.out / "written"
+        ended = {}
+        for program, *arguments in (["refit-sim", plan, "--trace", written], ["refit-sim", plan, "--goal", written],
+                                    ["refitc", job, "-o", written], ["refit-report", plan, "-o", written]):
+            for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                with self.subTest(program, arguments=arguments[1:-1], ending=ending.name):
+                    run = subprocess.Popen([BIN / program, *arguments], preexec_fn=default_signals)
+                    while run.poll() is None and len(os.listdir(self.out)) < 2:
+                        time.sleep(0.0005)
+                    run.send_signal(ending)
+                    status = run.wait(timeout=60)
+                    self.assertIn(status, (0, -ending))  # 0: it was written by then
+                    ended[program] = ended.get(program, 0) + (status == -ending)
+                    left = sorted(set(os.listdir(self.out)) - {"plan.refit", "written"})
+                    for name in [*left, "written"]:
+                        (self.out / name).unlink(missing_ok=True)
+                    self.assertEqual(left, [])
+        self.assertGreater(ended["refit-sim"], 0)
+
+    def test_a_child_of_a_program_ends_by_a_signal(self):
+        run = subprocess.Popen([BIN / "refit-bench", "compile", ROOT / "examples" / "jobs" / "kimi-k2.json"],
+                               stdout=subprocess.DEVNULL, preexec_fn=default_signals)
+        children = []
+        while run.poll() is None and not children:
+            children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        self.assertEqual(len(children), 1)
+        os.kill(int(children[0]), signal.SIGTERM)
+        self.assertEqual(run.wait(timeout=10), 2)  # the parent tells
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // Writing a file so that a reader sees all of it or none.
-#ifndef REFIT_TOOLS_ATOMIC_FILE_H_
-#define REFIT_TOOLS_ATOMIC_FILE_H_
+#ifndef REFIT_FILES_ATOMIC_FILE_H_
+#define REFIT_FILES_ATOMIC_FILE_H_
 
 #include <sys/stat.h>
 
@@ -27,7 +27,8 @@ class AtomicFile {
                                            Interrupted interrupted = nullptr);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
-  // What is not committed is removed, and an older file stays.
+  // What is not committed is removed, and an older file stays. The same holds
+  // where a signal ends the process (files/partial_files.h).
   ~AtomicFile();
 
   absl::Status Write(absl::Span<const uint8_t> bytes);
@@ -72,4 +73,4 @@ std::string ReplacedInput(const std::string& output,
 
 }  // namespace refit
 
-#endif  // REFIT_TOOLS_ATOMIC_FILE_H_
+#endif  // REFIT_FILES_ATOMIC_FILE_H_

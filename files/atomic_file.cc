@@ -1,4 +1,4 @@
-#include "tools/atomic_file.h"
+#include "files/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "files/partial_files.h"
 
 namespace refit {
 namespace {
@@ -83,11 +84,15 @@ int MakeTemporary(const std::string& target,
                   const std::optional<struct stat>& older,
                   std::string& temporary) {
   static std::atomic<uint64_t> files_made = 0;
+  PartialFiles& partial_files = PartialFiles::OfThisProcess();
   const mode_t mode = older.has_value() ? older->st_mode & 0777 : 0666;
   for (int attempt = 0; attempt < kNamesMax; ++attempt) {
     temporary = absl::StrCat(target, ".", getpid(), "-", files_made++);
+    // A signal that ends the process comes before the file is made or knows it.
+    const auto held = partial_files.Hold();
     const int file =
         open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (file >= 0) partial_files.Add(temporary);
     if (file >= 0 || errno != EEXIST) return file;
   }
   return -1;
@@ -139,7 +144,9 @@ AtomicFile::AtomicFile(AtomicFile&& other) noexcept
 
 AtomicFile::~AtomicFile() {
   if (file_ >= 0) close(file_);
-  if (!temporary_.empty()) unlink(temporary_.c_str());
+  if (temporary_.empty()) return;
+  unlink(temporary_.c_str());
+  PartialFiles::OfThisProcess().Remove(temporary_);
 }
 
 absl::Status AtomicFile::Write(absl::Span<const uint8_t> bytes) {
@@ -158,6 +165,7 @@ absl::Status AtomicFile::Commit() {
   if (std::rename(temporary_.c_str(), target_.c_str()) != 0) {
     return CannotWrite(path_, errno);
   }
+  PartialFiles::OfThisProcess().Remove(temporary_);
   temporary_.clear();
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-#include "runner/partial_files.h"
+#include "files/partial_files.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -7,6 +7,20 @@
 #include <thread>
 
 namespace refit {
+namespace {
+
+sigset_t EndingSignals() {
+  sigset_t ending;
+  sigemptyset(&ending);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action;
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler == SIG_DFL) sigaddset(&ending, signal);
+  }
+  return ending;
+}
+
+}  // namespace
 
 PartialFiles& PartialFiles::OfThisProcess() {
   // Never destroyed: a signal may come while the process exits.
@@ -28,26 +42,26 @@ std::unique_lock<std::recursive_mutex> PartialFiles::Hold() {
   return std::unique_lock(mutex_);
 }
 
+void PartialFiles::Unlink() {
+  mutex_.lock();  // and not let go of again: nobody makes another file
+  for (const std::string& path : paths_) unlink(path.c_str());
+}
+
 SignalCleanup::SignalCleanup() {
-  sigset_t ending;
-  sigemptyset(&ending);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction action;
-    sigaction(signal, nullptr, &action);
-    if (action.sa_handler == SIG_DFL) sigaddset(&ending, signal);
-  }
+  const sigset_t ending = EndingSignals();
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   std::thread([ending] {
     int signal = 0;
     if (sigwait(&ending, &signal) != 0) return;
-    PartialFiles& files = PartialFiles::OfThisProcess();
-    // Not let go of again: nobody makes another file.
-    files.mutex_.lock();
-    for (const std::string& path : files.paths_) unlink(path.c_str());
+    PartialFiles::OfThisProcess().Unlink();
     // With its default action, which ends the process.
     pthread_sigmask(SIG_UNBLOCK, &ending, nullptr);
     raise(signal);
   }).detach();
+  pthread_atfork(nullptr, nullptr, [] {
+    const sigset_t blocked = EndingSignals();
+    pthread_sigmask(SIG_UNBLOCK, &blocked, nullptr);
+  });
 }
 
 }  // namespace refit
