@@ -351,6 +351,7 @@ std::vector<uint64_t> StagedDeltas::RoomsOf(const CodedMessage& message) const {
 }
 
 uint64_t StagedDeltas::RoomOf(size_t operation, size_t rung) const {
+  ++lookups_;
   return IsCoded(operation) && rung < rungs_.size()
              ? messages_[operation].rooms[rung]
              : 0;
@@ -404,11 +405,13 @@ size_t StagedDeltas::ExpectedRung(double change_rate, int32_t senders) const {
 void StagedDeltas::Take(size_t rung) {
   rung_ = std::min(rung, rungs_.size());
   operations_ = whole_;
+  takes_whole_ = true;
   for (const RoundWork& work : schedule_.rounds()) {
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const uint32_t number = work.operations_begin + i;
       const uint64_t room = RoomOf(number, rung_);
       if (room == 0) continue;
+      takes_whole_ = false;
       operations_[number].data = messages_[number].codes[rung_];
       operations_[number].size_bytes =
           messages_[number].message.CodeBytes(room);

@@ -57,7 +57,7 @@ class StagedDeltas {
   }
   // Bytes of an operation on a rung.
   uint64_t SizeBytes(size_t operation, size_t rung) const;
-  // Whether all are.
+  // Whether all are. Looks at each; of rung(), TakesWhole knows.
   bool IsAllWhole(size_t rung) const;
   // What FirstRung is expected to come to if a share of all elements changed,
   // scattered evenly, where `senders` ranks send as many messages as this one.
@@ -111,7 +111,7 @@ class StagedDeltas {
   // any that the plan has not.
   void Take(size_t rung);
   // Whether none of them is shorter than in a dense refit.
-  bool TakesWhole() const { return IsAllWhole(rung_); }
+  bool TakesWhole() const { return takes_whole_; }
   // For how many elements operations() have room for one that changed.
   uint32_t elements_per_slot() const {
     return TakesWhole() ? 1 : ElementsPerSlot(rung_);
@@ -138,6 +138,9 @@ class StagedDeltas {
   // kDataLoss, what was received is not encoded as it should be.
   absl::Status CheckCoding(Stream stream);
 
+  // How often it was looked up what of an operation a rung sends: the work of a
+  // refit, which is some times its operations.
+  uint64_t lookups() const { return lookups_; }
   // Of the sends: what may be left out, and what was counted last.
   uint64_t elements() const { return elements_; }
   uint64_t changed_elements() const { return changed_; }
@@ -172,6 +175,8 @@ class StagedDeltas {
   bool codes_at_once_ = false;  // on the calling thread
   std::vector<Operation> operations_;
   size_t rung_ = 0;
+  bool takes_whole_ = true;
+  mutable uint64_t lookups_ = 0;
   uint64_t elements_ = 0;
   uint64_t changed_ = 0;
 };

@@ -960,5 +960,27 @@ TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
   }
 }
 
+// The enqueuer asks in each round.
+TEST(StagedDeltaTest, WhetherARefitIsCodedIsLookedUpOnce) {
+  constexpr size_t kRounds = 64;
+  const PlanFile plan = RowsPlan(kRounds * 2048);
+  const RankSchedule schedule(plan, 0);
+  ASSERT_EQ(schedule.operations().size(), kRounds);
+  StagedDeltas deltas(plan, 0, schedule);
+  ASSERT_TRUE(deltas.Merge(deltas.MostMerged()).ok());
+  HostDevice device;
+  std::vector<std::byte> staging(schedule.staging_bytes());
+  ASSERT_TRUE(
+      deltas.Bind(schedule.operations(), staging.data(), {}, {}, device).ok());
+  for (const size_t rung : {size_t{0}, deltas.rungs()}) {
+    const uint64_t before = deltas.lookups();
+    deltas.Take(rung);
+    for (size_t round = 0; round < kRounds; ++round) {
+      EXPECT_EQ(deltas.TakesWhole(), rung == deltas.rungs());
+    }
+    EXPECT_EQ(deltas.lookups() - before, kRounds);
+  }
+}
+
 }  // namespace
 }  // namespace refit
