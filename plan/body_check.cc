@@ -26,6 +26,10 @@
 namespace refit {
 namespace {
 
+// Of a copy: with more, whose extents are 2 at least, it has more elements than
+// 63 bits count.
+constexpr uint32_t kMostCopyLoops = 62;
+
 // Of 64 bits it takes several times as long as of 32, where any is needed.
 uint64_t Divide(uint64_t a, uint64_t b) {
   if (a < b) return 0;
@@ -170,8 +174,8 @@ class BodyChecker {
   uint64_t entries_left_;
   uint64_t copies_left_;
   // Programs that share all lists cost the loader nothing, but their readers
-  // walk them: so many messages are those of 100,000 ranks.
-  uint64_t shared_messages_left_ = 1 << 26;
+  // walk them: so many messages and buffers are those of 100,000 ranks.
+  uint64_t shared_entries_left_ = 1 << 26;
   std::unordered_map<const void*, Shared> shared_;  // by messages
   std::vector<Operations>
       operations_;  // by round; of the last rank that has it
@@ -270,6 +274,10 @@ absl::Status BodyChecker::CheckPools() {
       return Bad(absl::StrFormat("copy %u: unknown dtype %u", i,
                                  static_cast<uint32_t>(copy.wire_dtype())));
     }
+    if (copy.loops_count() > kMostCopyLoops) {
+      return Bad(absl::StrFormat("copy %u: %u loops are more than %u", i,
+                                 copy.loops_count(), kMostCopyLoops));
+    }
     if (uint64_t{copy.loops_begin()} + copy.loops_count() > loops.size()) {
       return Bad(absl::StrFormat(
           "copy %u: loops end at %u of %u", i,
@@ -277,6 +285,7 @@ absl::Status BodyChecker::CheckPools() {
     }
   }
   const auto& lists = *body_.copy_lists();
+  uint64_t listed = 0;
   for (uint32_t i = 0; i < lists.size(); ++i) {
     const uint64_t end =
         uint64_t{lists.Get(i)->begin()} + lists.Get(i)->count();
@@ -284,7 +293,9 @@ absl::Status BodyChecker::CheckPools() {
       return Bad(absl::StrFormat("copy list %u: copies end at %u of %u", i, end,
                                  copies.size()));
     }
+    listed += lists.Get(i)->count();
   }
+  if (listed > copies_left_) return Bad("copy lists share copies too often");
   return absl::OkStatus();
 }
 
@@ -425,6 +436,10 @@ absl::Status BodyChecker::CheckDeclarations() {
       limits.staging_bytes() > kLargestSize) {
     return Bad("limits: more than 2^63 bytes");
   }
+  if (limits.slots() > kSlotsMax) {
+    return Bad(absl::StrFormat("limits: slots is %u; wanted at most %u",
+                               limits.slots(), kSlotsMax));
+  }
   return CheckUtf8("the binding link", body_.stats()->binding_link());
 }
 
@@ -443,10 +458,11 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   }
   const uint32_t count = MessageCount(body_, program);
   if (IsChecked(rank, program)) {
-    if (count > shared_messages_left_) {
+    const uint64_t shared = uint64_t{count} + program.buffers()->size();
+    if (shared > shared_entries_left_) {
       return at("", "shares its lists too often");
     }
-    shared_messages_left_ -= count;
+    shared_entries_left_ -= shared;
     return absl::OkStatus();
   }
   const uint64_t entries = uint64_t{count} + program.buffers()->size() +

@@ -62,11 +62,14 @@ static int Main(int argc, char** argv) {
           "and with the right value. '-' reads the plan from standard input.\n"
           "Exit status: 0 valid, 1 not valid, 2 a file could not be read or "
           "the job has errors.",
-      .flags = {{"--job", "", "JOB.json",
-                 "also compile this job and check that the plan is its plan",
-                 &job_path},
-                {"--verbose", "-v", "", "print one line on what was proved",
-                 &verbose}},
+      .flags =
+          {{"--job", "", "JOB.json",
+            "also compile this job and check that the plan is its plan",
+            &job_path},
+           {"--verbose", "-v", "",
+            "print one line on what was proved, and on how much of it the\n"
+            "plan declares as skipped",
+            &verbose}},
       .positional_min = 1,
       .positional_max = 1,
   };
@@ -96,8 +99,10 @@ static int Main(int argc, char** argv) {
   }
   if (!verbose) return refit::kExitSuccess;
   const absl::Status written = refit::WriteStdout(absl::StrFormat(
-      "%s: valid: %d messages, %d bytes moved, %d destination elements\n",
-      shown, proof.messages, proof.moved_bytes, proof.destination_elements));
+      "%s: valid: %d messages, %d bytes moved, %d destination elements (%d of "
+      "them under declared skips)\n",
+      shown, proof.messages, proof.moved_bytes, proof.destination_elements,
+      proof.skipped_elements));
   return written.ok() ? refit::kExitSuccess
                       : refit::Fail(tool, std::string(written.message()));
 }

@@ -408,7 +408,7 @@ inline constexpr auto kOptionsKeys = std::tuple(
                  "[`scratch_bytes`](#scratch_bytes)"},
         &OptionsSpec::scratch_bytes),
     Key({.name = "slots",
-         .range = {.min = 1, .max = 8},
+         .range = {.min = 1, .max = kSlotsMax},
          .help = "rounds whose staging a rank keeps apart, so that packing, "
                  "wire and unpacking overlap"},
         &OptionsSpec::slots),

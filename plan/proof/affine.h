@@ -25,14 +25,6 @@ struct Digit {
 };
 using Digits = absl::InlinedVector<Digit, 6>;
 
-// Adds to a sum over ranks or copies, which says the largest number where a
-// plan has more: each rank has less, not all together.
-inline void AddUpTo(int64_t value, int64_t& sum) {
-  if (__builtin_add_overflow(sum, value, &sum)) {
-    sum = std::numeric_limits<int64_t>::max();
-  }
-}
-
 // The sequence of the values base + sum(k_i * stride_i), the k_i running
 // row-major over [0, extent_i), the last digit fastest.
 //

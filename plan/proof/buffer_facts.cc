@@ -99,8 +99,10 @@ std::string PartText(const fb::Body& body, const Part& part) {
 
 }  // namespace
 
-BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
-    : tensor_elements_(static_cast<int64_t>(TensorElements(buffer))) {
+BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer,
+                         Steps& steps)
+    : steps_(&steps),
+      tensor_elements_(static_cast<int64_t>(TensorElements(buffer))) {
   elements_ = tensor_elements_ * static_cast<int64_t>(StackTensors(buffer));
   AddParts(body, buffer);
   if (flaw_.has_value() || elements_ == 0) return;
@@ -116,12 +118,16 @@ BufferFacts::BufferFacts(const fb::Body& body, const fb::Buffer& buffer)
     all_exact = all_exact && hull.exact;
   }
   bool unknown = false;
-  const auto overlap = FindOverlap(PointersTo(boxes), [&](size_t a, size_t b) {
-    if (exact[a] && exact[b]) return true;
-    const Intersection shared = Intersect(parts_[a].lattice, parts_[b].lattice);
-    unknown = shared == Intersection::kUnknown;
-    return shared != Intersection::kEmpty;
-  });
+  const auto overlap = FindOverlap(
+      PointersTo(boxes),
+      [&](size_t a, size_t b) {
+        if (exact[a] && exact[b]) return true;
+        const Intersection shared =
+            Intersect(parts_[a].lattice, parts_[b].lattice);
+        unknown = shared == Intersection::kUnknown;
+        return shared != Intersection::kEmpty;
+      },
+      steps);
   if (overlap.has_value()) {
     const auto [a, b] = *overlap;
     flaw_ = BufferFlaw{.offset = exact[a] && exact[b]
@@ -166,6 +172,10 @@ void BufferFacts::AddParts(const fb::Body& body, const fb::Buffer& buffer) {
                          DigitsOf(fragment.extent(), fragment.stride()));
     if (part == nullptr) return;
     part->fragment = &fragment;
+    if (body.params()->Get(fragment.param())->skip() !=
+        fb::SkipReason::kUnspecified) {
+      skipped_elements_ += part->lattice.Volume();
+    }
     const Dims strides =
         RowMajorStrides(VirtualShape(*body.params()->Get(fragment.param())));
     for (size_t d = 0; d < strides.size(); ++d) {
@@ -183,6 +193,7 @@ void BufferFacts::AddParts(const fb::Body& body, const fb::Buffer& buffer) {
                          DigitsOf(region.extent(), region.stride()));
     if (part == nullptr) return;
     part->region = &region;
+    if (!part->IsFill()) skipped_elements_ += part->lattice.Volume();
   }
 }
 
@@ -260,7 +271,7 @@ int32_t BufferFacts::Find(int64_t offset, absl::Span<const Digit> digits,
       [](int64_t value, const Span& s) { return value < s.begin; });
   while (span != spans_.begin()) {
     --span;
-    if (span->reach < position) break;
+    if (span->reach < position || !steps_->Take(1)) break;
     if (span->end >= position &&
         Place(parts_[static_cast<size_t>(span->part)].lattice, offset, digits,
               placement)) {

@@ -14,6 +14,7 @@
 
 #include "plan/proof/affine.h"
 #include "plan/proof/proof.h"
+#include "plan/proof/steps.h"
 
 namespace refit::proof {
 
@@ -41,10 +42,13 @@ struct BufferFlaw {
 
 class BufferFacts {
  public:
-  BufferFacts(const fb::Body& body, const fb::Buffer& buffer);
+  // `steps` must outlive it. Where they are used up, flaws are overlooked.
+  BufferFacts(const fb::Body& body, const fb::Buffer& buffer, Steps& steps);
 
   const std::vector<Part>& parts() const { return parts_; }
   int64_t elements() const { return elements_; }
+  // Those of skip regions, and of params that are declared as skipped.
+  int64_t skipped_elements() const { return skipped_elements_; }
 
   // Invariant 6: every part is a lattice, no two of them share an element.
   const std::optional<BufferFlaw>& flaw() const { return flaw_; }
@@ -58,7 +62,8 @@ class BufferFacts {
   std::vector<int64_t> Geometry() const;
 
   // The part that holds all elements of the sequence offset + digits, with its
-  // place there; -1 when there is none. Requires no flaw.
+  // place there; -1 when there is none, or when the steps are used up. Requires
+  // no flaw.
   int32_t Find(int64_t offset, absl::Span<const Digit> digits,
                Placement& placement) const;
   // The part that holds one element; -1 when there is none.
@@ -75,7 +80,9 @@ class BufferFacts {
   void AddParts(const fb::Body& body, const fb::Buffer& buffer);
   void SortForFind();
 
+  Steps* steps_;
   int64_t elements_ = 0;
+  int64_t skipped_elements_ = 0;
   int64_t tensor_elements_ = 0;
   std::vector<Part> parts_;
   std::optional<BufferFlaw> flaw_;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/add_up_to.h"
 #include "plan/proof/tiling.h"
 #include "plan/scratch_windows.h"
 
@@ -17,6 +18,8 @@ namespace {
 // Comparisons of lists that are kept. Ranks of a small file may have many
 // million messages, no two of them alike.
 constexpr size_t kMostCompared = size_t{1} << 20;
+
+constexpr uint64_t kStepsPerCopy = 16;  // to find where it is
 
 int64_t CountOf(const Digits& digits) {
   int64_t count = 1;
@@ -28,11 +31,13 @@ int64_t CountOf(const Digits& digits) {
 
 DataProof::DataProof(const MessageLists& messages,
                      const std::vector<BufferFacts>& facts,
-                     const Partners& partners, Violations& violations)
+                     const Partners& partners, Steps& steps,
+                     Violations& violations)
     : body_(messages.body()),
       messages_(messages),
       facts_(facts),
       partners_(partners),
+      steps_(steps),
       violations_(violations),
       kept_left_((1 << 16) + 4 * uint64_t{body_.copies()->size()}),
       packed_lists_(body_.copy_lists()->size()),
@@ -101,6 +106,7 @@ Digits DataProof::LoopsOf(const fb::Copy& copy) const {
 absl::Span<const fb::Copy* const> DataProof::CopiesOf(uint32_t list) {
   const fb::CopyList& range = *body_.copy_lists()->Get(list);
   copies_.clear();
+  if (!steps_.Take(kStepsPerCopy * range.count())) return copies_;
   for (uint32_t i = 0; i < range.count(); ++i) {
     copies_.push_back(body_.copies()->Get(range.begin() + i));
   }
@@ -229,6 +235,7 @@ std::optional<DataProof::Origin> DataProof::OriginOf(uint32_t rank,
 void DataProof::FollowMessage(const End& recv,
                               const std::optional<Origin>& origin) {
   const UnpackedList& unpacked = Unpack(recv);
+  if (!steps_.Take(kStepsPerCopy * unpacked.copies.size())) return;
   for (const Unpacked& copy : unpacked.copies) {
     writes_.push_back({&copy.landing, recv.message->round()});
   }
@@ -306,6 +313,7 @@ void DataProof::AddWrite(const Landing& landing, int64_t round) {
 std::optional<DataProof::PackedList> DataProof::CutToHeld(
     const End& send, const Held& held, const PackedList& packed) {
   PackedList cut = {.copies = {}, .relays = packed.relays};
+  if (!steps_.Take(packed.copies.size())) return std::nullopt;
   for (const Packed& copy : packed.copies) {
     if (copy.end <= held.begin || copy.begin >= held.end) continue;
     if (copy.begin < held.begin || copy.end > held.end) {
@@ -615,6 +623,7 @@ void DataProof::Compare(const End& recv, const Unpacked& unpacked,
       [](int64_t byte, const Packed& p) { return byte < p.end; });
   int64_t at = begin;
   for (; at < end; ++packed) {
+    if (!steps_.Take(kStepsPerCopy)) return;
     if (packed == sent.copies.end() || packed->begin > at) {
       report(at, [&] {
         return absl::StrFormat(
@@ -756,6 +765,7 @@ void DataProof::CheckWrites(uint32_t rank) {
         !IsScratch(*body_.programs()->Get(rank), slot)) {
       continue;
     }
+    if (!steps_.Take(facts.parts().size())) return;
     for (size_t i = 0; i < facts.parts().size(); ++i) {
       size_t count = 0;
       while (count < rest.size() && rest[count].landing->slot == slot &&
@@ -783,7 +793,8 @@ void DataProof::CheckTiling(uint32_t rank, uint32_t slot, const Part& part,
     boxes_.push_back(&write.box());
     volume += write.landing->volume;
   }
-  const auto overlap = FindOverlap(boxes_, [](size_t, size_t) { return true; });
+  const auto overlap = FindOverlap(
+      boxes_, [](size_t, size_t) { return true; }, steps_);
   if (overlap.has_value()) {
     const size_t a = overlap->first;
     const size_t b = overlap->second;
@@ -896,10 +907,13 @@ void DataProof::CheckRelays(uint32_t rank) {
     }
     for (size_t i = begin; i < end; ++i) boxes_.push_back(&reads_[i].box);
     const size_t writes = met.size();
-    const auto overlap = FindOverlap(boxes_, [&](size_t a, size_t b) {
-      return a < writes && b >= writes &&
-             !IsAwaited(*met[a], reads_[begin + b - writes]);
-    });
+    const auto overlap = FindOverlap(
+        boxes_,
+        [&](size_t a, size_t b) {
+          return a < writes && b >= writes &&
+                 !IsAwaited(*met[a], reads_[begin + b - writes]);
+        },
+        steps_);
     if (overlap.has_value()) {
       const Write& write = *met[overlap->first];
       const Read& read = reads_[begin + overlap->second - writes];

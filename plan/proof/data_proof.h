@@ -19,6 +19,7 @@
 #include "plan/proof/affine.h"
 #include "plan/proof/buffer_facts.h"
 #include "plan/proof/schedule_proof.h"
+#include "plan/proof/steps.h"
 #include "plan/proof/violations.h"
 
 namespace refit::proof {
@@ -29,7 +30,7 @@ class DataProof {
  public:
   // `facts` by Body.buffers. All arguments must outlive the proof.
   DataProof(const MessageLists& messages, const std::vector<BufferFacts>& facts,
-            const Partners& partners, Violations& violations);
+            const Partners& partners, Steps& steps, Violations& violations);
 
   // For each message that `rank` receives and that has a sender:
   //   * what the sender packs comes from fragments of moved params, and no
@@ -148,6 +149,7 @@ class DataProof {
   const fb::Buffer& BufferAt(uint32_t rank, uint32_t slot) const;
   bool IsDirect(const fb::Message& message) const;
   Digits LoopsOf(const fb::Copy& copy) const;
+  // None when the steps are used up.
   absl::Span<const fb::Copy* const> CopiesOf(uint32_t list);
   bool CheckAlignment(const End& end, const fb::Copy& copy);
 
@@ -241,6 +243,7 @@ class DataProof {
   const MessageLists& messages_;
   const std::vector<BufferFacts>& facts_;
   const Partners& partners_;
+  Steps& steps_;
   Violations& violations_;
   absl::flat_hash_set<std::pair<DType, DType>> casts_;
   int64_t moved_bytes_ = 0;

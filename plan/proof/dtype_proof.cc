@@ -53,7 +53,7 @@ void AddFragments(const fb::Body& body, const fb::Buffer& buffer, uint32_t rank,
 }
 
 void CheckParam(const fb::Param& param, const std::map<Held, Holder>& held,
-                Violations& violations) {
+                Steps& steps, Violations& violations) {
   if (held.empty() || std::get<DType>(held.begin()->first) ==
                           std::get<DType>(held.rbegin()->first)) {
     return;
@@ -65,9 +65,10 @@ void CheckParam(const fb::Param& param, const std::map<Held, Holder>& held,
     boxes.push_back({lo, hi});
     holders.push_back(holder);
   }
-  const auto overlap = FindOverlap(PointersTo(boxes), [&](size_t a, size_t b) {
-    return holders[a].dtype != holders[b].dtype;
-  });
+  const auto overlap = FindOverlap(
+      PointersTo(boxes),
+      [&](size_t a, size_t b) { return holders[a].dtype != holders[b].dtype; },
+      steps);
   if (!overlap.has_value()) return;
   const Holder& one =
       std::min(holders[overlap->first], holders[overlap->second]);
@@ -91,7 +92,8 @@ void CheckParam(const fb::Param& param, const std::map<Held, Holder>& held,
 
 }  // namespace
 
-void CheckSourceDTypes(const fb::Body& body, Violations& violations) {
+void CheckSourceDTypes(const fb::Body& body, Steps& steps,
+                       Violations& violations) {
   HeldByParam held(body.params()->size());
   std::vector<bool> seen(body.buffers()->size(), false);
   for (uint32_t rank = 0; rank < body.source_ranks(); ++rank) {
@@ -104,7 +106,7 @@ void CheckSourceDTypes(const fb::Body& body, Violations& violations) {
     }
   }
   for (uint32_t p = 0; p < held.size(); ++p) {
-    CheckParam(*body.params()->Get(p), held[p], violations);
+    CheckParam(*body.params()->Get(p), held[p], steps, violations);
   }
 }
 

@@ -3,13 +3,15 @@
 #define REFIT_PLAN_PROOF_DTYPE_PROOF_H_
 
 #include "plan/plan_file.h"
+#include "plan/proof/steps.h"
 #include "plan/proof/violations.h"
 
 namespace refit::proof {
 
 // All source ranks that hold a part of a tensor hold it in one dtype. With two
 // it would depend on the sender what a destination receives.
-void CheckSourceDTypes(const fb::Body& body, Violations& violations);
+void CheckSourceDTypes(const fb::Body& body, Steps& steps,
+                       Violations& violations);
 
 }  // namespace refit::proof
 

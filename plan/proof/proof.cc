@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "plan/add_up_to.h"
 #include "plan/dtype.h"
 #include "plan/proof/affine.h"
 #include "plan/proof/buffer_facts.h"
@@ -42,6 +43,7 @@
 #include "plan/proof/dtype_proof.h"
 #include "plan/proof/name_proof.h"
 #include "plan/proof/schedule_proof.h"
+#include "plan/proof/steps.h"
 #include "plan/proof/violations.h"
 #include "plan/scratch_windows.h"
 #include "plan/vector_length.h"
@@ -52,7 +54,12 @@ namespace {
 using proof::BufferFacts;
 using proof::BufferFlaw;
 using proof::Site;
+using proof::Steps;
 using proof::Violations;
+
+// Steps that a proof may take: of any plan, and for each byte of a larger one.
+constexpr uint64_t kMostSteps = uint64_t{1} << 30;
+constexpr uint64_t kMostStepsPerByte = 200;
 
 void CheckDeclarations(const fb::Body& body, Violations& violations) {
   const uint32_t casts = Length(body.casts());
@@ -92,12 +99,12 @@ void ReportFlaw(const BufferFlaw& flaw, uint32_t rank, uint32_t slot,
 }
 
 // Returns the facts of all buffers; reports flaws for the ranks that hold them.
-std::vector<BufferFacts> CheckBuffers(const fb::Body& body,
+std::vector<BufferFacts> CheckBuffers(const fb::Body& body, Steps& steps,
                                       Violations& violations) {
   std::vector<BufferFacts> facts;
   facts.reserve(body.buffers()->size());
   for (const fb::Buffer* buffer : *body.buffers()) {
-    facts.emplace_back(body, *buffer);
+    facts.emplace_back(body, *buffer, steps);
   }
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     const auto& buffers = *body.programs()->Get(rank)->buffers();
@@ -118,16 +125,17 @@ std::vector<BufferFacts> CheckBuffers(const fb::Body& body,
 
 ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   const fb::Body& body = plan.body();
-  Violations violations(body);
+  Steps steps(std::max(kMostSteps, kMostStepsPerByte * plan.bytes().size()));
+  Violations violations(body, &steps);
   CheckDeclarations(body, violations);
   proof::CheckNames(body, violations);
-  proof::CheckSourceDTypes(body, violations);
+  proof::CheckSourceDTypes(body, steps, violations);
   proof::CheckLimits(plan.messages(), violations);
   proof::CheckStaging(plan.messages(), violations);
   proof::CheckWindows(body, violations);
   const proof::Partners partners =
       proof::MatchMessages(plan.messages(), violations);
-  const std::vector<BufferFacts> facts = CheckBuffers(body, violations);
+  const std::vector<BufferFacts> facts = CheckBuffers(body, steps, violations);
 
   const int ranks =
       static_cast<int>(body.programs()->size() - body.source_ranks());
@@ -139,7 +147,7 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   passed("schedule");
 
   ProofResult result;
-  proof::DataProof data(plan.messages(), facts, partners, violations);
+  proof::DataProof data(plan.messages(), facts, partners, steps, violations);
   for (uint32_t rank = 0; rank < body.source_ranks(); ++rank) {
     data.FollowQuantization(rank);
   }
@@ -154,8 +162,9 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
         });
     for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
       if (IsScratch(program, slot)) continue;
-      proof::AddUpTo(facts[program.buffers()->Get(slot)].elements(),
-                     result.destination_elements);
+      const BufferFacts& of_slot = facts[program.buffers()->Get(slot)];
+      AddUpTo(of_slot.elements(), result.destination_elements);
+      AddUpTo(of_slot.skipped_elements(), result.skipped_elements);
     }
     passed("data");
   }
@@ -164,6 +173,14 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   if (!violations.empty()) {
     result.invariant = violations.invariant();
     result.violation = violations.text();
+  }
+  if (result.valid && steps.AreUsedUp()) {
+    result.valid = false;
+    result.invariant = Invariant::kWellFormedInputs;
+    result.violation = absl::StrFormat(
+        "cannot be proved in %d steps; wanted parts and messages that share "
+        "fewer copies, or boxes that planes separate",
+        steps.most());
   }
   return result;
 }

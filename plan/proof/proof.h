@@ -39,6 +39,7 @@ struct ProofResult {
   // What was proved, for a summary line.
   int64_t messages = 0;
   int64_t destination_elements = 0;
+  int64_t skipped_elements = 0;  // of these, not written: declared as skipped
   int64_t moved_bytes = 0;
 };
 

@@ -406,10 +406,11 @@ bool AreApart(absl::Span<const fb::Message* const> messages, uint64_t slots) {
   return true;
 }
 
-void CheckStagingOf(const fb::Body& body, uint32_t rank,
-                    const MessageVector& of_rank, Violations& violations) {
-  // Rounds r and r' may both be under way when they are less than `slots`
-  // apart. Walks the messages by round; `owned` holds the ranges still owed.
+// The messages of a rank that own what they have in staging, by round. Reports
+// ranges that are not aligned.
+std::vector<const fb::Message*> OwnersOf(const fb::Body& body, uint32_t rank,
+                                         const MessageVector& of_rank,
+                                         Violations& violations) {
   std::vector<const fb::Message*> messages;
   for (const fb::Message* message : of_rank) {
     if (IsDirect(body, message->round())) continue;
@@ -432,6 +433,14 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
   if (!std::is_sorted(messages.begin(), messages.end(), by_round)) {
     std::stable_sort(messages.begin(), messages.end(), by_round);
   }
+  return messages;
+}
+
+// Rounds r and r' may both be under way when they are less than `slots` apart.
+// Walks the messages by round; `owned` holds the ranges still owed.
+void CheckOwners(const fb::Body& body, uint32_t rank,
+                 absl::Span<const fb::Message* const> messages,
+                 Violations& violations) {
   const uint64_t slots = std::max<uint64_t>(1, body.limits()->slots());
   if (AreApart(messages, slots)) return;
   absl::btree_map<uint64_t, Owner> owned;  // by first byte; disjoint
@@ -472,8 +481,10 @@ void CheckStagingOf(const fb::Body& body, uint32_t rank,
 // What a rank deals out has to lie where it came until it is sent on: in the
 // range of the receive that feeds it. Until then nothing else may come there.
 // A later receive may then, because a rank has one exchange after the other;
-// what is packed meanwhile may not, within `slots` rounds.
+// what is packed meanwhile may not, within `slots` rounds. `owners` are those
+// of a few rounds then, and a round has few: the loader bounds both.
 void CheckHeldOf(const MessageLists& lists, uint32_t rank,
+                 absl::Span<const fb::Message* const> owners,
                  Violations& violations) {
   const fb::Body& body = lists.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
@@ -518,16 +529,14 @@ void CheckHeldOf(const MessageLists& lists, uint32_t rank,
       continue;
     }
     const auto first = std::partition_point(
-        messages.begin(), messages.end(), [&](const fb::Message* message) {
+        owners.begin(), owners.end(), [&](const fb::Message* message) {
           return message->round() <= fed_by->round();
         });
-    for (auto it = first; it != messages.end(); ++it) {
+    for (auto it = first; it != owners.end(); ++it) {
       const fb::Message& other = **it;
       if (other.round() >= held.round() + slots) break;
       const bool packs = other.kind() == fb::MessageKind::kSend;
-      if (IsDirect(body, other.round()) || other.size_bytes() == 0 ||
-          (packs && IsHeld(body, other)) ||
-          (!packs && other.round() > held.round()) ||
+      if ((!packs && other.round() > held.round()) ||
           other.staging_offset() >= end ||
           other.staging_offset() + other.size_bytes() <= begin) {
         continue;
@@ -560,8 +569,10 @@ void CheckStaging(const MessageLists& messages, Violations& violations) {
     if (!checked.emplace(&of_rank, program.relays(), may_deal).second) {
       continue;
     }
-    CheckStagingOf(body, rank, of_rank, violations);
-    if (may_deal) CheckHeldOf(messages, rank, violations);
+    const std::vector<const fb::Message*> owners =
+        OwnersOf(body, rank, of_rank, violations);
+    CheckOwners(body, rank, owners, violations);
+    if (may_deal) CheckHeldOf(messages, rank, owners, violations);
   }
 }
 

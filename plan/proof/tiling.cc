@@ -12,13 +12,18 @@ using Overlap = std::optional<std::pair<size_t, size_t>>;
 
 // Groups this small are compared pair by pair.
 constexpr size_t kSmallGroup = 4;
+// Cuts within cuts. A layout's boxes need a few for each of its dimensions; a
+// hostile file's could need one for each box.
+constexpr int kMostCuts = 100;
 
 class OverlapSearch {
  public:
   OverlapSearch(absl::Span<const Box* const> boxes,
-                absl::FunctionRef<bool(size_t, size_t)> is_overlap)
+                absl::FunctionRef<bool(size_t, size_t)> is_overlap,
+                Steps& steps)
       : dims_(boxes.empty() ? 0 : boxes[0]->lo.size()),
         is_overlap_(is_overlap),
+        steps_(steps),
         ranges_(boxes.size() * dims_) {
     Range* range = ranges_.data();
     for (const Box* box : boxes) {
@@ -30,11 +35,14 @@ class OverlapSearch {
 
   // Among boxes `group`, which is reordered. Cuts the group along planes that
   // no box crosses; boxes that a plane separates are disjoint.
-  Overlap Find(absl::Span<size_t> group) {
+  Overlap Find(absl::Span<size_t> group, int cuts = 0) {
     if (group.size() > kSmallGroup && dims_ > 0) {
-      for (size_t d = 0; d < dims_; ++d) {
+      for (size_t d = 0; d < dims_ && cuts < kMostCuts; ++d) {
+        if (!steps_.Take(group.size())) return std::nullopt;
         SortBy(d, group);
-        if (FirstCut(d, group) != group.size()) return FindInSlabs(d, group);
+        if (FirstCut(d, group) != group.size()) {
+          return FindInSlabs(d, group, cuts + 1);
+        }
       }
       SortBy(0, group);
     }
@@ -87,12 +95,12 @@ class OverlapSearch {
     return group.size();
   }
 
-  Overlap FindInSlabs(size_t d, absl::Span<size_t> group) {
+  Overlap FindInSlabs(size_t d, absl::Span<size_t> group, int cuts) {
     // Slabs reorder themselves only, so the rest stays sorted.
     while (!group.empty()) {
       const size_t cut = FirstCut(d, group);
       if (cut > 1) {
-        Overlap found = Find(group.subspan(0, cut));
+        Overlap found = Find(group.subspan(0, cut), cuts);
         if (found.has_value()) return found;
       }
       group = group.subspan(cut);
@@ -103,6 +111,7 @@ class OverlapSearch {
   Overlap FindInPairs(absl::Span<const size_t> group) const {
     for (size_t i = 0; i < group.size(); ++i) {
       for (size_t j = i + 1; j < group.size(); ++j) {
+        if (!steps_.Take(1)) return std::nullopt;
         const size_t a = group[i];
         const size_t b = group[j];
         if (group.size() > kSmallGroup && dims_ > 0 &&
@@ -119,6 +128,7 @@ class OverlapSearch {
 
   const size_t dims_;
   absl::FunctionRef<bool(size_t, size_t)> is_overlap_;
+  Steps& steps_;
   std::vector<Range> ranges_;  // by box, then dimension
   // Of SortBy: the coordinate, in the order of unsigned numbers, then the box.
   // One number is compared faster than two.
@@ -129,45 +139,59 @@ class OverlapSearch {
 
 using Coordinates = absl::InlinedVector<int64_t, 6>;
 
+// Of the dimensions from `d` on.
+__int128 VolumeFrom(const Box& box, size_t d) {
+  __int128 volume = 1;
+  for (; d < box.lo.size(); ++d) volume *= box.hi[d] - box.lo[d];
+  return volume;
+}
+
 // Searches the dimensions from `d` on; `group` are the boxes that hold the
-// coordinates chosen so far.
+// coordinates chosen so far. Disjoint boxes that hold a slab's whole volume
+// leave nothing of it open.
 std::optional<Coordinates> UncoveredFrom(const Box& space, size_t d,
                                          absl::Span<const Box* const> boxes,
                                          const std::vector<size_t>& group) {
   if (d == space.lo.size()) {
     return group.empty() ? std::make_optional<Coordinates>() : std::nullopt;
   }
-  std::vector<int64_t> cuts = {space.lo[d]};
-  for (size_t i : group) {
-    cuts.push_back(boxes[i]->lo[d]);
-    cuts.push_back(boxes[i]->hi[d]);
-  }
-  std::sort(cuts.begin(), cuts.end());
-  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  for (int64_t cut : cuts) {
-    if (cut < space.lo[d] || cut >= space.hi[d]) continue;
-    std::vector<size_t> slab;
-    for (size_t i : group) {
-      if (boxes[i]->lo[d] <= cut && cut < boxes[i]->hi[d]) slab.push_back(i);
+  std::vector<size_t> by_lo = group;
+  std::sort(by_lo.begin(), by_lo.end(), [&](size_t a, size_t b) {
+    return boxes[a]->lo[d] < boxes[b]->lo[d];
+  });
+  std::vector<size_t> by_hi = group;
+  std::sort(by_hi.begin(), by_hi.end(), [&](size_t a, size_t b) {
+    return boxes[a]->hi[d] < boxes[b]->hi[d];
+  });
+  const __int128 whole = VolumeFrom(space, d + 1);
+  __int128 covered = 0;  // of the slab from `cut` on
+  size_t begun = 0;
+  size_t ended = 0;
+  for (int64_t cut = space.lo[d]; cut < space.hi[d];) {
+    for (; begun < by_lo.size() && boxes[by_lo[begun]]->lo[d] <= cut; ++begun) {
+      covered += VolumeFrom(*boxes[by_lo[begun]], d + 1);
     }
-    // Disjoint boxes that hold the slab's whole volume leave nothing open.
-    __int128 open = 1;
-    for (size_t e = d + 1; e < space.lo.size(); ++e) {
-      open *= space.hi[e] - space.lo[e];
+    for (; ended < by_hi.size() && boxes[by_hi[ended]]->hi[d] <= cut; ++ended) {
+      covered -= VolumeFrom(*boxes[by_hi[ended]], d + 1);
     }
-    for (size_t i : slab) {
-      __int128 volume = 1;
-      for (size_t e = d + 1; e < space.lo.size(); ++e) {
-        volume *= boxes[i]->hi[e] - boxes[i]->lo[e];
+    if (covered != whole) {
+      std::vector<size_t> slab;
+      for (size_t i : group) {
+        if (boxes[i]->lo[d] <= cut && cut < boxes[i]->hi[d]) slab.push_back(i);
       }
-      open -= volume;
-    }
-    if (open == 0) continue;
-    if (auto rest = UncoveredFrom(space, d + 1, boxes, slab);
-        rest.has_value()) {
-      rest->insert(rest->begin(), cut);
+      auto rest = UncoveredFrom(space, d + 1, boxes, slab);
+      if (rest.has_value()) rest->insert(rest->begin(), cut);
       return rest;
     }
+    // Where the next box begins or ends.
+    int64_t next = space.hi[d];
+    if (begun < by_lo.size()) {
+      next = std::min(next, boxes[by_lo[begun]]->lo[d]);
+    }
+    if (ended < by_hi.size()) {
+      next = std::min(next, boxes[by_hi[ended]]->hi[d]);
+    }
+    cut = next;
   }
   return std::nullopt;
 }
@@ -211,10 +235,10 @@ absl::InlinedVector<int64_t, 6> FirstShared(const Box& a, const Box& b) {
 
 std::optional<std::pair<size_t, size_t>> FindOverlap(
     absl::Span<const Box* const> boxes,
-    absl::FunctionRef<bool(size_t, size_t)> is_overlap) {
+    absl::FunctionRef<bool(size_t, size_t)> is_overlap, Steps& steps) {
   std::vector<size_t> group(boxes.size());
   std::iota(group.begin(), group.end(), size_t{0});
-  return OverlapSearch(boxes, is_overlap).Find(absl::MakeSpan(group));
+  return OverlapSearch(boxes, is_overlap, steps).Find(absl::MakeSpan(group));
 }
 
 std::optional<absl::InlinedVector<int64_t, 6>> FirstUncovered(

@@ -1,4 +1,5 @@
-// Whether boxes tile a space: near O(n log n), never per element.
+// Whether boxes tile a space: near O(n log n) where planes separate them, never
+// per element.
 #ifndef REFIT_PLAN_PROOF_TILING_H_
 #define REFIT_PLAN_PROOF_TILING_H_
 
@@ -11,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "plan/proof/affine.h"
+#include "plan/proof/steps.h"
 
 namespace refit::proof {
 
@@ -27,11 +29,11 @@ void Extend(Box& box, const Box& other);
 std::vector<const Box*> PointersTo(absl::Span<const Box> boxes);
 
 // Finds two boxes that share a coordinate and for which `is_overlap` holds
-// (boxes may be hulls of what is really meant); nullopt when there are none.
-// All boxes have the same number of dimensions.
+// (boxes may be hulls of what is really meant); nullopt when there are none, or
+// when `steps` are used up. All boxes have the same number of dimensions.
 std::optional<std::pair<size_t, size_t>> FindOverlap(
     absl::Span<const Box* const> boxes,
-    absl::FunctionRef<bool(size_t, size_t)> is_overlap);
+    absl::FunctionRef<bool(size_t, size_t)> is_overlap, Steps& steps);
 
 // The first coordinate, in lexicographic order, of `space` that no box holds.
 // Requires that the boxes are disjoint and inside `space`.

@@ -53,6 +53,7 @@ Element ElementOf(const Stack& stack, int64_t offset) {
 void Violations::Report(const Site& site, Invariant invariant,
                         absl::FunctionRef<std::string()> text) {
   ++reports_;
+  if (steps_ != nullptr && steps_->AreUsedUp()) return;
   if (first_.has_value() && *first_ <= site) return;
   first_ = site;
   invariant_ = invariant;

@@ -10,6 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "plan/proof/proof.h"
+#include "plan/proof/steps.h"
 
 namespace refit::proof {
 
@@ -28,7 +29,10 @@ struct Site {
 
 class Violations {
  public:
-  explicit Violations(const fb::Body& body) : body_(body) {}
+  // `steps`, if given, must outlive it. Once they are used up a proof sees only
+  // a part of the plan, so what it reports then is not kept.
+  explicit Violations(const fb::Body& body, const Steps* steps = nullptr)
+      : body_(body), steps_(steps) {}
 
   // `text` is called only when the violation comes before all others so far.
   void Report(const Site& site, Invariant invariant,
@@ -46,6 +50,7 @@ class Violations {
   std::string SiteText(const Site& site) const;
 
   const fb::Body& body_;
+  const Steps* steps_;
   int64_t reports_ = 0;
   std::optional<Site> first_;
   Invariant invariant_ = Invariant::kWrittenOnce;

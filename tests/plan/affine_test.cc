@@ -334,14 +334,69 @@ TEST(TilingTest, OverlapsAndGapsAreThoseOfTheElements) {
       overlaps = overlaps || holders > 1;
       if (holders == 0 && !first_open.has_value()) first_open = at;
     }
-    const auto found =
-        FindOverlap(PointersTo(boxes), [](size_t, size_t) { return true; });
+    Steps steps(1 << 20);
+    const auto found = FindOverlap(
+        PointersTo(boxes), [](size_t, size_t) { return true; }, steps);
+    EXPECT_FALSE(steps.AreUsedUp());
     EXPECT_EQ(found.has_value(), overlaps);
     if (overlaps) continue;
     EXPECT_EQ(FirstUncovered(space, PointersTo(boxes)), first_open);
     tilings += first_open.has_value() ? 0 : 1;
   }
   EXPECT_GT(tilings, 500);
+}
+
+// The boxes of a frame that turns like a pinwheel, around one box for each
+// column: no plane separates them, and all columns have the same rows.
+std::vector<Box> Pinwheel(int64_t columns) {
+  const int64_t last = columns + 1;
+  std::vector<Box> boxes = {{{0, 0}, {1, last}},
+                            {{0, last}, {last, last + 1}},
+                            {{last, 1}, {last + 1, last + 1}},
+                            {{1, 0}, {last + 1, 1}}};
+  for (int64_t column = 1; column <= columns; ++column) {
+    boxes.push_back({{1, column}, {last, column + 1}});
+  }
+  return boxes;
+}
+
+TEST(TilingTest, BoxesThatNoPlaneSeparatesUseUpTheSteps) {
+  const std::vector<Box> few = Pinwheel(100);
+  const std::vector<Box> many = Pinwheel(10000);
+  const auto is_overlap = [](size_t, size_t) { return true; };
+  Steps steps(1 << 20);
+  EXPECT_EQ(FindOverlap(PointersTo(few), is_overlap, steps), std::nullopt);
+  EXPECT_FALSE(steps.AreUsedUp());
+  EXPECT_EQ(FindOverlap(PointersTo(many), is_overlap, steps), std::nullopt);
+  EXPECT_TRUE(steps.AreUsedUp());
+}
+
+// Each plane separates one box, from a group that needs another plane.
+TEST(TilingTest, CutsWithinCutsAreNoDeepRecursion) {
+  constexpr int64_t kBoxes = 200000;
+  std::vector<Box> boxes;
+  for (int64_t i = 0; i < kBoxes; ++i) {
+    const bool is_row = i % 2 == 0;
+    const int64_t at = i / 2;
+    boxes.push_back(is_row ? Box{{at, at}, {at + 1, kBoxes}}
+                           : Box{{at + 1, at}, {kBoxes, at + 1}});
+  }
+  Steps steps(uint64_t{1} << 28);
+  EXPECT_EQ(FindOverlap(
+                PointersTo(boxes), [](size_t, size_t) { return true; }, steps),
+            std::nullopt);
+}
+
+// Quadratic, this would take minutes.
+TEST(TilingTest, AGapAmongManyBoxesIsFound) {
+  constexpr int64_t kBoxes = 300000;
+  Box space{{0, 0}, {kBoxes, 2}};
+  std::vector<Box> boxes;
+  for (int64_t i = 0; i < kBoxes; ++i) {
+    boxes.push_back({{i, 0}, {i + 1, i + 1 == kBoxes ? 1 : 2}});
+  }
+  const absl::InlinedVector<int64_t, 6> last = {kBoxes - 1, 1};
+  EXPECT_EQ(FirstUncovered(space, PointersTo(boxes)), last);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
+#include "plan/group_limit.h"
 #include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
 
@@ -1104,6 +1105,31 @@ TEST(PlanLoaderTest, SizesThatOverflowAreRefused) {
               spec.buffers[4].shape = {uint64_t{1} << 62};
             }),
             "buffer 4: more than 2^63 bytes");
+}
+
+// Else readers would take a time quadratic in the file's size.
+TEST(PlanLoaderTest, WhatReadersWalkTogetherIsBounded) {
+  EXPECT_EQ(Refusal([](PlanSpec& spec) { spec.slots = kSlotsMax + 1; }),
+            "limits: slots is 9; wanted at most 8");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[1][0].loops.assign(63, {2, 1});
+            }),
+            "copy 0: 63 loops are more than 62");
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.copy_lists[1].assign(10000, spec.copy_lists[1][0]);
+              spec.shared_copy_lists.assign(10000, 1);
+            }),
+            "copy lists share copies too often");
+  // 100,000 ranks without messages that list the same buffers.
+  EXPECT_EQ(Refusal([](PlanSpec& spec) {
+              spec.programs.emplace_back().buffers.assign(1000, 2);
+              const size_t first = spec.programs.size() - 1;
+              for (uint32_t i = 1; i <= 100000; ++i) {
+                spec.programs.emplace_back().shares = first;
+                spec.programs.back().destination_shift = i;
+              }
+            }),
+            "program of rank 67113: shares its lists too often");
 }
 
 TEST(PlanLoaderTest, FragmentsStayInsideParamAndBuffer) {

@@ -141,6 +141,9 @@ CopyTables BuildCopies(const PlanSpec& spec) {
                           copy.loops.end());
     }
   }
+  for (const uint32_t list : spec.shared_copy_lists) {
+    tables.lists.push_back(fb::CopyList(tables.lists[list]));
+  }
   return tables;
 }
 

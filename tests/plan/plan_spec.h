@@ -100,6 +100,8 @@ struct PlanSpec {
   std::vector<fb::Route> rounds;
   std::vector<fb::Mechanism> mechanisms;  // by round; staged where absent
   std::vector<std::vector<Copy>> copy_lists;
+  // Further lists at the end, each with the copies of one of `copy_lists`.
+  std::vector<uint32_t> shared_copy_lists = {};
   std::vector<Skip> skips;
   std::vector<Cast> casts;
   std::vector<Quantization> quantizations = {};
@@ -130,9 +132,9 @@ struct PlanSpec {
   bool direct_pulls = false;
   uint64_t moved_bytes = 0;
   bool colocated = false;
+  uint32_t format_version = 0;  // 0: the oldest that has all of the body
   std::string producer;
   std::vector<std::pair<std::string, std::string>> job;  // absent if empty
-  uint32_t format_version = 0;  // 0: the oldest that has all of the body
 };
 
 fb::Message SendTo(uint32_t peer, uint32_t round, uint32_t copies,

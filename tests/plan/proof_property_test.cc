@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
+#include "plan/group_limit.h"
 #include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
 #include "tests/plan/proof_oracle.h"
@@ -105,7 +106,8 @@ class Planner {
     AddMessages();
     spec_.bucket_bytes = 1 << 16;
     spec_.staging_bytes = 1 << 20;
-    spec_.slots = static_cast<uint32_t>(1 + random_.Below(rounds_));
+    spec_.slots = static_cast<uint32_t>(
+        1 + random_.Below(std::min<uint64_t>(rounds_, kSlotsMax)));
     spec_.operations_per_round = 64;
     return spec_;
   }

@@ -42,6 +42,23 @@ TEST(ProofTest, TheSamplePlanIsValid) {
   EXPECT_EQ(proof.messages, 4);
   EXPECT_EQ(proof.moved_bytes, 288);
   EXPECT_EQ(proof.destination_elements, 2 * (2 * 5 * 8 + 8));
+  EXPECT_EQ(proof.skipped_elements, 0);
+}
+
+// Regions, and params that are skipped as a whole.
+TEST(ProofTest, WhatIsDeclaredAsSkippedIsCounted) {
+  PlanSpec spec = SampleSpec();
+  spec.programs[2].fills = spec.programs[3].fills = 0;
+  spec.buffers[3].regions[0].kind = fb::RegionKind::kSkip;
+  spec.buffers[3].regions[0].reason = fb::SkipReason::kDerived;
+  EXPECT_EQ(Prove(OpenSpec(spec)).skipped_elements, 2 * 2 * 8);
+  for (PlanSpec::Param& param : spec.params) {
+    param.skip = fb::SkipReason::kFrozen;
+  }
+  for (PlanSpec::Program& program : spec.programs) program.messages.clear();
+  const ProofResult proof = Prove(OpenSpec(spec));
+  EXPECT_EQ(proof.violation, "");
+  EXPECT_EQ(proof.skipped_elements, proof.destination_elements);
 }
 
 // Invariant 1: written once.
@@ -1375,6 +1392,43 @@ TEST(ProofTest, ARankOfTooManyNamesIsNamed) {
   EXPECT_EQ(ViolationOf(spec),
             "rank 2: has 5000003 names; the proof takes up to 4194304 "
             "(invariant 6: well-formed inputs)");
+}
+
+// The parts of a frame that turns like a pinwheel, around very many columns: no
+// plane separates them.
+TEST(ProofTest, APlanThatTakesFarTooManyStepsIsRefused) {
+  constexpr uint64_t kColumns = 60000;
+  constexpr uint64_t kSide = kColumns + 2;
+  PlanSpec spec = SampleSpec();
+  PlanSpec::Buffer& buffer =
+      spec.buffers.emplace_back(PlanSpec::Buffer{.name = "b",
+                                                 .index = {},
+                                                 .shape = {kSide, kSide},
+                                                 .fragments = {},
+                                                 .regions = {}});
+  const auto add = [&](uint64_t row, uint64_t column, uint64_t rows,
+                       uint64_t columns) {
+    buffer.regions.push_back({.kind = fb::RegionKind::kSkip,
+                              .reason = fb::SkipReason::kUnread,
+                              .offset = row * kSide + column,
+                              .extent = {rows, columns},
+                              .stride = {kSide, 1},
+                              .detail = {}});
+  };
+  add(0, 0, 1, kSide - 1);
+  add(0, kSide - 1, kSide - 1, 1);
+  add(kSide - 1, 1, 1, kSide - 1);
+  add(1, 0, kSide - 1, 1);
+  for (uint64_t column = 1; column <= kColumns; ++column) {
+    add(1, column, kColumns, 1);
+  }
+  spec.programs[2].buffers.push_back(5);
+  EXPECT_EQ(ViolationOf(spec),
+            "cannot be proved in 1073741824 steps; wanted parts and messages "
+            "that share fewer copies, or boxes that planes separate");
+  buffer.regions.resize(5);
+  EXPECT_NE(ViolationOf(spec).find("is neither of a param nor of a region"),
+            std::string::npos);
 }
 
 // Nor for the parts of one buffer in each of very many slots.
