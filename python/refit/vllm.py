@@ -185,13 +185,14 @@ def _placement_of(module: Any) -> str:
     round_robin" if both place them so, "unknown" if neither does. "" if the module has no experts, or all. What vLLM was asked for
     may differ: it falls back to linear where a model has no groups of experts."""
     owner = getattr(module, "expert_map_manager", module)  # in older releases the layer has the map itself
-    experts = getattr(owner, "expert_map", None)
-    ranks: int = getattr(owner, "ep_size", 1)
+    if not hasattr(owner, "expert_map"):  # others know the size of the expert-parallel group, too
+        return ""
+    experts, ranks = owner.expert_map, int(getattr(owner, "ep_size", 1))
     if ranks == 1:
         return ""
     if experts is None:
         return "unknown"
-    rank: int = owner.ep_rank
+    rank = int(owner.ep_rank)
     slots = {slot: expert for expert, slot in enumerate(experts.tolist()) if slot >= 0}
     here = [slots[slot] for slot in sorted(slots)]
     count, more = divmod(len(experts), ranks)

@@ -116,6 +116,8 @@ def test_where_experts_stand_is_read_from_the_map_that_the_engine_computes_by():
     assert placement(2, 3, 8, [6, 7]) == "linear"  # the first ranks have one more
     assert placement(0, 2, 8, [0, 1, 2, 7]) == placement(1, 2, 8, [0, 1, 2, 3]) == placement(1, 2, 8, [5, 4, 6, 7]) == "unknown"
     assert refit.vllm._placement_of(types.SimpleNamespace(ep_rank=1, ep_size=2, expert_map=None)) == "unknown"
+    # A model's block around the layer, as llama4's, knows the group alone.
+    assert refit.vllm._placement_of(types.SimpleNamespace(ep_rank=1, ep_size=2)) == ""
 
 
 def placement_refusal(wanted, *found, moves_experts=False, **options):
