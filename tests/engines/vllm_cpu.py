@@ -136,12 +136,15 @@ def take_text_alone():
 
 
 def engine_of(checkpoint, **options):
+    config = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
     keep_weights_as_loaded()
-    inspect_in_this_process(json.loads((pathlib.Path(checkpoint) / "config.json").read_text())["model_type"])
+    inspect_in_this_process(config["model_type"])
     route_as_one_group()
     take_text_alone()
     from vllm import LLM
 
+    # On a CPU with AMX another backend packs a projection of latent attention.
+    options = {"attention_config": {"backend": "CPU_MLA"}, **options} if "kv_lora_rank" in config else options
     return LLM(model=str(checkpoint), skip_tokenizer_init=True, enforce_eager=True, max_model_len=64,
                max_num_seqs=4, seed=0, block_size=BLOCK, **options)
 

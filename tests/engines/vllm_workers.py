@@ -7,7 +7,8 @@ error has those of all workers, and no later call is given an old one. All bind 
 
 --colocated: by a plan for as many FSDP trainers as workers, on the same GPUs. All bind anew before each refit, as after sleep.
 --experts: an engine that places experts in turn (expert_placement_strategy="round_robin") refuses a plan that has them in their order,
-and takes one that has them in turn. Of family "grouped", with two workers.
+and takes one that has them in turn. Of family "grouped", with two workers: its router chooses among groups of experts, else vLLM places
+them in their order all the same.
 """
 import argparse
 import os
