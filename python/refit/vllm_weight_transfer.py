@@ -223,7 +223,10 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         if tensors is self._bound_taken:
             return []
         now = addresses_of(tensors, self._changes(tensors) or {})
-        return [name for name in [*now, *(self._bound.keys() - now)] if now.get(name) != self._bound.get(name)]
+        moved = [name for name in [*now, *(self._bound.keys() - now)] if now.get(name) != self._bound.get(name)]
+        if not moved and isinstance(tensors, Taken):
+            self._bound_taken = tensors
+        return moved
 
     def _join(self) -> None:
         info = self._info
