@@ -28,6 +28,7 @@ from refit.executor import TIMEOUT_SECONDS
 from refit.plan import Plan
 from refit.rendezvous import ray_unique_id
 from refit.vllm import BACKEND
+from refit.workers import end_meeting
 
 # What a policy worker of each of SkyRL's strategies is.
 WORKERS = {"fsdp": ("fsdp.fsdp_worker", "FSDPPolicyWorkerBase"), "megatron": ("megatron.megatron_worker", "MegatronPolicyWorkerBase")}
@@ -180,10 +181,23 @@ class LiveShards:
         if (policy_workers, engine_workers) != (plan.source_ranks, plan.destination_ranks):
             raise InvalidArgument(f"SkyRL has {policy_workers} policy workers and {engine_workers} workers of vLLM; the plan has "
                                   f"{plan.source_ranks} source and {plan.destination_ranks} destination ranks")
+        drafts = config.speculative_config is not None
+        if drafts and not any(plan.job.get(f"{side}.mtp") == "true" for side in ("source", "destination")):
+            raise FailedPrecondition("generator.inference_engine.speculative_config: vLLM drafts with the policy's multi-token-prediction "
+                                     'layers, which the plan leaves alone: put "mtp": true into the job\'s source')
         device, _ = trainers.here(self.refit_device)
         info = RefitTrainerInitInfo(rank=rank, plan=options.plan, meeting=new_meeting(), device=device,
                                     snapshot_on_host=options.snapshot_on_host, timeout=options.timeout)
         urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
+        if drafts and rank == 0:
+            # Tells the workers which model drafts. From then on each update writes both, so that SkyRL's second session is not needed.
+            try:
+                with urls.draft_session():
+                    urls.start_weight_update()
+                    urls.finish_weight_update()
+            except BaseException as error:
+                end_meeting(info.meeting, f"rank 0: {error}", rank=0, world_size=plan.world_size)
+                raise
         engine = trainer_class().trainer_init(info, client=urls, source=Source(self, plan, rank))
         engine.refit_check, engine.refit_binds_always = options.check, config.offload_kv_for_weight_sync
         return engine
@@ -203,9 +217,6 @@ def refuse(trainer: Any, engine: Any) -> None:
     if engine.weight_sync_backend != "nccl":
         raise FailedPrecondition(f'{where}weight_sync_backend is "{engine.weight_sync_backend}", for which SkyRL starts and pauses engines '
                                  f'in another way; leave it "nccl", and Refit takes the place of NCCL: {where}weight_sync_backend=nccl')
-    if engine.speculative_config is not None:
-        raise FailedPrecondition(f"{where}speculative_config: SkyRL syncs a drafter in a session of its own, and Refit updates the main "
-                                 f"model alone: set {where}speculative_config=null")
     if engine.enable_pd:
         raise FailedPrecondition(f"{where}enable_pd: SkyRL then starts engines of two kinds, and a plan's engines are alike: set "
                                  f"{where}enable_pd=false")

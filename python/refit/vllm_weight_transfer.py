@@ -13,6 +13,7 @@ which stay bound. For several engines the client is `Clients([client of engine 0
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, Callable, ClassVar, Mapping, Optional
 
@@ -22,12 +23,13 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
 from refit import vllm_begin_end, vllm_driver, vllm_sleep
-from refit.errors import FailedPrecondition, InvalidArgument
+from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.trainers import Taken, addresses_of, together
-from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, run_worker
+from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
+from refit.vllm_draft import WithDraft
 from refit.workers import end_meeting, make_whole
 
 
@@ -60,9 +62,11 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
 
     init_info_cls = RefitInitInfo
     update_info_cls = RefitUpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
     executor: Optional[Executor] = None
     _check_backends = True
+    _draft: Any = None
+    _both: Any = None  # what the executor is bound to
 
     def __init__(self, config: Any, vllm_config: Any, *others: Any, **more: Any):
         super().__init__(config, vllm_config, *others, **more)
@@ -74,11 +78,25 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
             self.shutdown()  # of an earlier meeting
             self.leave_with_driver(init_info.meeting, lambda: self.executor)
             self._check_backends = init_info.check_backends
-            self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self.model,
+            self._both = self.model if self._draft is None else WithDraft(self.model, self._draft, self._planned(init_info))
+            self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self._both,
                                         rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
                                         engines=init_info.engines, check_backends=init_info.check_backends,
                                         timeout=init_info.timeout)
         self._told_by_the_last(init)
+
+    def _planned(self, init_info: RefitInitInfo) -> frozenset[str]:
+        """The plan's tensors of this worker. Of a plan that join_worker refuses: none."""
+        with contextlib.suppress(Error, OSError):
+            plan = load_plan(init_info.plan)
+            return frozenset(plan.tensors(rank_in_plan(plan, self.parallel_config, self.parallel_config.rank, init_info.engine)))
+        return frozenset()
+
+    def set_weight_update_target(self, model: Any, model_config: Any) -> None:
+        """vLLM's draft session names the draft model. A refit of a plan with "mtp" writes both models at once, from the next
+        init_transfer_engine on: a session before that is all it takes, without an update."""
+        super().set_weight_update_target(model, model_config)
+        self._draft = model
 
     def start_weight_update(self) -> None:
         """Nothing to prepare."""
@@ -93,12 +111,12 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
         if update_info.bind:
             try:
                 make_whole(self.executor, update_info.timeout)
-                bind_worker(self.executor, self.vllm_config, self.model, check_backends=self._check_backends,
+                bind_worker(self.executor, self.vllm_config, self._both, check_backends=self._check_backends,
                             timeout=update_info.timeout)
             except BaseException:
                 self.shutdown()  # the others, who bound, would wait for this worker's refit
                 raise
-        run_worker(self.executor, self.model, timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
+        run_worker(self.executor, self._both, timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
 
     def finish_weight_update(self) -> None:
         """Nothing to finish."""

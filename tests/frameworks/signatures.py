@@ -52,6 +52,7 @@ WANTED = {
         f"{SYNC}.control_plane:SkyrlWeightSyncClient.__init__(self, server_urls, data_parallel_size, init_payload_fn)",
         f"={SYNC}.control_plane:SkyrlWeightSyncClient.finish_weight_update(self, weight_version)",
         f"{SYNC}.control_plane:SkyrlWeightSyncClient._fanout_uniform(self, endpoint, body)",
+        f"{SYNC}.control_plane:SkyrlWeightSyncClient.draft_session(self)",
         *[f"{SYNC}.weight_senders:SkyrlTrainerCapabilities.skyrl_{flag}" for flag in (
             "handles_prefix_cache_reset", "force_disable_expandable_segments", "empty_cache_after_send", "draft_source")],
         f"{WORKERS}.fsdp.fsdp_worker:FSDPPolicyWorkerBase",

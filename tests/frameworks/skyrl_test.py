@@ -150,6 +150,27 @@ def serve_trainer(pipe, path, rank, directory, urls, bitmaps, strategy):
         teardown_engine(worker._weight_sync_engine)
 
 
+def parts_of(whole):
+    """A worker's model and its draft model, which shares the embedding and the head, or None; of a module with the plan's names."""
+    parts = {"model": torch.nn.Module(), "draft": torch.nn.Module()}
+    named = dict(whole.named_parameters())
+    drafts = any(name.startswith("mtp.") for name in named)
+    for name, parameter in named.items():
+        shared = name in ("model.embed_tokens.weight", "lm_head.weight")
+        of_draft = name.startswith("mtp.")
+        for part, own in (("model", None if of_draft else name),
+                          ("draft", name.replace("mtp.", "model.", 1) if of_draft else name if shared else None)):
+            if own is not None:
+                *path, leaf = own.split(".")
+                inner = parts[part]
+                for step in path:
+                    if step not in inner._modules:
+                        inner.add_module(step, torch.nn.Module())
+                    inner = inner._modules[step]
+                inner.register_parameter(leaf, parameter)
+    return parts["model"], parts["draft"] if drafts else None
+
+
 def no_shards():
     raise refit.FailedPrecondition("no such shard")
 
@@ -162,8 +183,11 @@ class Engine:
         self.vllm_config = worker.vllm_config = vllm_facts()
         self.vllm_config.parallel_config.world_size_across_dp = 1
         worker.parallel_config, worker.device, worker.rank = worker.vllm_config.parallel_config, torch.device("cpu"), 0
-        self.model = module_of(plan, TRAINERS + number)
-        worker.model_runner = types.SimpleNamespace(model=self.model, get_model=lambda: self.model, reset_lora_state=lambda: None)
+        self.whole = module_of(plan, TRAINERS + number)
+        self.model, draft = parts_of(self.whole)
+        worker.model_runner = types.SimpleNamespace(model=self.model, get_model=lambda: self.model, reset_lora_state=lambda: None,
+                                                    get_draft_model=lambda: draft)
+        worker.speculative_config = worker.vllm_config.speculative_config = None if draft is None else types.SimpleNamespace(draft_model_config="the drafter's")
         worker._weight_update_active = worker._weight_update_is_draft = False
         worker.weight_transfer_engine = refit.vllm_weight_transfer.RefitWeightTransferEngine(None, worker.vllm_config, "cpu", self.model)
         self.resets = self.refits_at_encoder_reset = 0
@@ -174,6 +198,9 @@ class Engine:
 
     async def start_weight_update(self):
         self.worker.start_weight_update()
+
+    async def start_draft_weight_update(self):
+        self.worker.start_draft_weight_update()
 
     async def update_weights(self, request):
         await asyncio.to_thread(self.worker.update_weights, request.update_info)
@@ -186,7 +213,8 @@ class Engine:
         return True
 
     async def reset_encoder_cache(self):
-        self.refits_at_encoder_reset = self.worker.weight_transfer_engine.executor.refits
+        executor = self.worker.weight_transfer_engine.executor
+        self.refits_at_encoder_reset = 0 if executor is None else executor.refits
 
 
 def serve_engine(pipe, path, number):
@@ -210,11 +238,11 @@ def serve_engine(pipe, path, number):
     pipe.send("http://127.0.0.1:%d" % listening.getsockname()[1])
     for command, step in iter(pipe.recv, None):
         if command == "move":  # as sleep and wake-up do
-            for tensor in engine.model.parameters():
+            for tensor in engine.whole.parameters():
                 tensor.data = torch.zeros_like(tensor.data)
             pipe.send(None)
             continue
-        pipe.send((differences(plan, engine.model, TRAINERS + number, step), engine.resets, engine.refits_at_encoder_reset))
+        pipe.send((differences(plan, engine.whole, TRAINERS + number, step), engine.resets, engine.refits_at_encoder_reset))
 
 
 def on_all(ranks, *messages):
@@ -250,7 +278,6 @@ def mistakes_are_told_before_anything_starts(path):
             ("set trainer.placement.colocate_all=false", "trainer.placement.colocate_all=true"),
             ("set trainer.policy.model.lora.rank=0", "trainer.policy.model.lora.rank=8"),
             ("weight_sync_backend=nccl", "generator.inference_engine.weight_sync_backend=sharded_rdt"),
-            ("set generator.inference_engine.speculative_config=null", "generator.inference_engine.speculative_config={method: mtp}"),
             ("set generator.inference_engine.enable_pd=false", "generator.inference_engine.enable_pd=true"),
             ("set generator.inference_engine.offload_kv_for_weight_sync=false",
              "generator.inference_engine.offload_kv_for_weight_sync=true", "trainer.fully_async.enabled=true"),
@@ -330,6 +357,30 @@ def engines_that_sleep_before_each_update(path):
             assert [wrong for wrong, *_ in on_all(engines, ("differences", step))] == [[], []]
 
 
+DRAFTED = {
+    "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 2, "full_attention_interval": 2,
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+    "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 32,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "vocab_size": 256, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "norm_topk_prob": True, "attention_bias": False,
+}  # fmt: skip
+
+
+def drafters_are_updated_with_the_model(path):
+    drafts = "generator.inference_engine.speculative_config={method: mtp}".replace(" ", "")
+    for source, wanted in (({"mtp": True}, None), ({"mtp": False}, 'put "mtp": true into the job\'s source')):
+        refit.compile({"model": DRAFTED, "source": {"layout": "fsdp", "data_parallel": TRAINERS, **source},
+                       "destination": {"layout": "vllm", "replicas": ENGINES}}).save(path)  # fmt: skip
+        with world(f"{path} {drafts}") as (trainers, engines):
+            answers = on_all(trainers, ("init", None))
+            assert all(answer is None if wanted is None else wanted in answer for answer in answers), answers
+            for step in (1, 2) if wanted is None else ():
+                answers = on_all(trainers, ("update", step))
+                assert answers == [None, None], answers
+                assert [wrong for wrong, *_ in on_all(engines, ("differences", step))] == [[], []]
+
+
 def plans_for_other_ranks_leave_nobody_waiting(path):
     for trained, replicas in ((TRAINERS, ENGINES + 1), (TRAINERS + 1, ENGINES)):
         plan_of(trained, replicas=replicas).save(path)
@@ -346,10 +397,11 @@ def run(path):
     mistakes_are_told_before_anything_starts(path)
     updates(path)
     engines_that_sleep_before_each_update(path)
+    drafters_are_updated_with_the_model(path)
     updates_that_send_what_changed(path)
     plans_for_other_ranks_leave_nobody_waiting(path)
     print(f"| SkyRL {importlib.metadata.version('skyrl')} | 2 policy workers, FSDP2 and as Megatron's chunks, 2 engines of vLLM | 9 updates of each, "
-          "3 of which fail; 2 after sleep; 8 with deltas, 3 with bitmaps | equal |")  # fmt: skip
+          "3 of which fail; 2 after sleep; 2 with a drafter; 8 with deltas, 3 with bitmaps | equal |")  # fmt: skip
 
 
 def main():
