@@ -518,11 +518,19 @@ def _refusal(rank: int, lines: list[str]) -> str:
 
 
 def _with_dtype(message: str, side: str, views: list[View]) -> str:
-    """Says first which key of the job is about dtypes, if all tensors have one and it is not the plan's."""
+    """Says first what mends wrong dtypes: a key of the job, if all tensors have one dtype that is not the plan's."""
     dtypes = {seen.dtype for seen in views}
-    if len(dtypes) > 1 or "\n  wrong dtype: " not in message:
+    wrong = re.findall(r'^  wrong dtype: "(.*)" is ', message, re.MULTILINE)
+    if not wrong:
         return message
     first, _, problems = message.partition("\n")
+    if all(name.endswith((".expert_bias", ".e_score_correction_bias")) for name in wrong):
+        # No key of the job is about it, since all frameworks keep it so.
+        return (f"{first}; a router's bias is fp32 whatever the side's dtype: convert it back after the model's cast "
+                f"to half precision. Megatron's routers do so in their first forward pass\n{problems}")
+    # If some are right, the job's dtype is theirs already.
+    if len(dtypes) > 1 or len(wrong) < len(views) and not re.search(r"\n  and \d+ more$", message):
+        return message
     return f'{first}; a plan for these tensors has "{side}": {{"dtype": "{dtypes.pop()}"}} in its job\n{problems}'
 
 

@@ -136,6 +136,23 @@ def test_bind_says_what_a_job_for_another_dtype_has(tiny_job):
     assert all(line.startswith("wrong dtype") for line in error.problems)
 
 
+def test_a_router_bias_in_half_precision_is_not_said_to_be_a_matter_of_the_job():
+    side = {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
+            "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]}
+    plan = refit.compile({"model": {"parameters": [{"name": "mlp.router.expert_bias", "shape": [4], "dtype": "fp32"},
+                                                   {"name": "mlp.weight", "shape": [4, 4], "dtype": "fp16"}]},
+                          "source": side, "destination": side})
+    fabric = refit.LocalFabric(2)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(2)]
+    # As Float16Module leaves them.
+    tensors = {name: np.zeros(info.shape, np.float16) for name, info in plan.tensors(0).items()}
+    error = on_threads(2, lambda rank: executors[rank].bind(tensors, timeout=30))[0]
+    assert str(error) == (
+        "rank 0 cannot bind, 1 problem; a router's bias is fp32 whatever the side's dtype: convert it back after the "
+        "model's cast to half precision. Megatron's routers do so in their first forward pass\n"
+        '  wrong dtype: "mlp.router.expert_bias" is fp16, the plan wants fp32')
+
+
 @pytest.mark.parametrize("replace, problem", [
     (lambda array: array.astype(np.float16), 'wrong dtype: "layers.0.weight" is fp16, the plan wants fp32'),
     (lambda array: array.T.copy(), 'wrong shape: "layers.0.weight" is [3, 8], the plan wants [8, 3]'),
