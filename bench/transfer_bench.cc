@@ -411,8 +411,8 @@ std::string TransferSummary(const PlanFile& plan,
       "first refit after Bind %.3f ms, its Run %.3f ms\n"
       "%s"
       "after all that, one more refit: %s\n",
-      plan.body().stats()->predicted_seconds() * 1e3,
-      plan.body().stats()->lower_bound_seconds() * 1e3,
+      EstimatesOf(plan).predicted_seconds * 1e3,
+      EstimatesOf(plan).lower_bound_seconds * 1e3,
       measured.run_host_seconds * 1e3, measured.latency_seconds * 1e3,
       measured.checked_seconds * 1e3, measured.first_seconds * 1e3,
       measured.first_host_seconds * 1e3, MemoryText(plan, measured),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -306,21 +307,32 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   return draft;
 }
 
+// What decides between plans of a job is compared in whole nanoseconds, so that
+// the last bit of a sum does not.
+int64_t Nanoseconds(double seconds) {
+  constexpr double kMost = 1e15;  // times a percentage, in 64 bits
+  return std::llround(std::min(seconds * 1e9, kMost));
+}
+// Whether `nanoseconds` are less than this percentage of `of`.
+bool IsLess(int64_t nanoseconds, int64_t percent, int64_t of) {
+  return nanoseconds * 100 < of * percent;
+}
+
 // Plans of a job are compared if dealing may save this part of the time.
-constexpr double kWorthTrying = 0.02;
+constexpr int64_t kWorthTryingPercent = 2;
 // And if simulating them takes little beside compiling: a second for four times
 // as many messages.
 constexpr size_t kMessagesTried = size_t{1} << 16;
 // Older executors run plans that do not deal. So one that does is kept only if
 // it takes less than this part of the time of another one.
-constexpr double kFaster = 0.99;
+constexpr int64_t kFasterPercent = 99;
 // Where ranks deal stripes, they have more peers.
-constexpr double kFasterInStripes = 0.98;
+constexpr int64_t kFasterInStripesPercent = 98;
 // Hosts are dealt whole, or relay otherwise, only where the plan takes more
 // than this part of the bound: as a rule that is slower.
-constexpr double kNearBound = 1.1;
+constexpr int64_t kNearBoundPercent = 110;
 // Where hosts relay otherwise than by the formulas, rounds have more messages.
-constexpr double kFasterRelayed = 0.98;
+constexpr int64_t kFasterRelayedPercent = 98;
 // Simulating more ranks takes long beside compiling them.
 constexpr size_t kRanksTried = 1024;
 // Messages of a rank, each way, in a round between hosts that relays. More than
@@ -329,13 +341,22 @@ constexpr int64_t kRelayedPerRoundTried[] = {4, 8};
 
 bool MayBeFasterDealt(size_t messages, const Stats& stats) {
   return messages <= kMessagesTried &&
-         stats.dealable_seconds >= stats.predicted_seconds * kWorthTrying;
+         !IsLess(Nanoseconds(stats.dealable_seconds), kWorthTryingPercent,
+                 Nanoseconds(stats.predicted_seconds));
 }
 
-absl::StatusOr<double> SecondsOf(const Draft& draft) {
+absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
   const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(draft.bytes);
   if (!plan.ok()) return plan.status();
-  return SimulatedSeconds(*plan, draft.topology);
+  const absl::StatusOr<double> seconds =
+      SimulatedSeconds(*plan, draft.topology);
+  if (!seconds.ok()) return seconds.status();
+  return Nanoseconds(*seconds);
+}
+
+bool IsNearBound(int64_t nanoseconds, const Stats& stats) {
+  return nanoseconds * 100 <=
+         Nanoseconds(stats.lower_bound_seconds) * kNearBoundPercent;
 }
 
 // Whether plans that relay otherwise between hosts are worth a try. Where hosts
@@ -347,8 +368,7 @@ bool MayBeFasterRelayed(const OptionsSpec& options, const Limits& limits,
          draft.topology.host.size() <= kRanksTried &&
          (draft.stats.relays_between_hosts ||
           draft.stats.may_relay_between_hosts) &&
-         draft.stats.predicted_seconds >
-             draft.stats.lower_bound_seconds * kNearBound;
+         !IsNearBound(Nanoseconds(draft.stats.predicted_seconds), draft.stats);
 }
 
 // Plans of a job, of which the simulator keeps the fastest.
@@ -364,32 +384,32 @@ class Contest {
         draft_(std::move(draft)) {}
 
   absl::Status Start() {
-    const absl::StatusOr<double> seconds = SecondsOf(draft_);
-    if (seconds.ok()) least_ = *seconds;
-    return seconds.status();
+    const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(draft_);
+    if (nanoseconds.ok()) least_ = *nanoseconds;
+    return nanoseconds.status();
   }
 
-  // Keeps the plan made in this way if it takes less than `part` of the time
+  // Keeps the plan made in this way if it takes less than `percent` of the time
   // of the best so far. One that cannot be made does not.
-  void Try(const Way& way, double part) {
-    const double wanted = least_ * part;
+  void Try(const Way& way, int64_t percent) {
     // No plan would be kept.
-    if (draft_.stats.lower_bound_seconds >= wanted) return;
+    if (!IsLess(Nanoseconds(draft_.stats.lower_bound_seconds), percent,
+                least_)) {
+      return;
+    }
     PassTimes unheard(quiet_);
     Diagnostics diagnostics;
     absl::StatusOr<Draft> draft =
         Drafted(job_, inputs_, way, quiet_, unheard, diagnostics);
     if (!draft.ok() || draft->messages > kMessagesTried) return;
-    const absl::StatusOr<double> seconds = SecondsOf(*draft);
-    if (!seconds.ok() || *seconds >= wanted) return;
-    least_ = *seconds;
+    const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
+    if (!nanoseconds.ok() || !IsLess(*nanoseconds, percent, least_)) return;
+    least_ = *nanoseconds;
     way_ = way;
     draft_ = *std::move(draft);
   }
 
-  bool IsNearBound() const {
-    return least_ <= draft_.stats.lower_bound_seconds * kNearBound;
-  }
+  bool IsNear() const { return IsNearBound(least_, draft_.stats); }
   const Way& way() const { return way_; }
   const Draft& draft() const { return draft_; }
   Draft TakeDraft() && { return std::move(draft_); }
@@ -400,7 +420,7 @@ class Contest {
   const CompileOptions quiet_;
   Way way_;
   Draft draft_;
-  double least_ = 0;
+  int64_t least_ = 0;  // nanoseconds of `draft_`
 };
 
 // The plan that the simulator finds fastest: `draft`, or one in which ranks
@@ -418,24 +438,24 @@ Draft Fastest(const Job& job, const Inputs& inputs,
   if (!contest.Start().ok()) return std::move(contest).TakeDraft();
   for (const Relayed relayed : tried) {
     if (!deals) break;
-    if (relayed == Relayed::kDealtWhole && contest.IsNearBound()) continue;
+    if (relayed == Relayed::kDealtWhole && contest.IsNear()) continue;
     contest.Try({.relayed = relayed}, relayed == Relayed::kDealtInStripes
-                                          ? kFasterInStripes
-                                          : kFaster);
+                                          ? kFasterInStripesPercent
+                                          : kFasterPercent);
   }
   Way way = contest.way();
-  if (contest.IsNearBound() ||
+  if (contest.IsNear() ||
       !MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, way),
                           contest.draft())) {
     return std::move(contest).TakeDraft();
   }
   way.relays_eagerly = true;
-  contest.Try(way, kFasterRelayed);
+  contest.Try(way, kFasterRelayedPercent);
   for (const int64_t relayed_per_round : kRelayedPerRoundTried) {
     if (!contest.draft().stats.relays_between_hosts) break;
     way = contest.way();
     way.relayed_per_round = relayed_per_round;
-    contest.Try(way, kFasterRelayed);
+    contest.Try(way, kFasterRelayedPercent);
   }
   return std::move(contest).TakeDraft();
 }

@@ -236,7 +236,9 @@ void Append(std::string& text, const SglangTraits& value) {
 }
 
 void Append(std::string& text, const MegatronTraits& value) {
-  REFIT_APPEND_MEMBERS(known);
+  // Rules in a file cannot say the other.
+  const auto& [known, hybrid] = value;
+  AppendAll(text, known);
 }
 
 // A family in C++ has the same traits in every job.

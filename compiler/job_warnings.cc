@@ -41,7 +41,7 @@ struct NewestRelease {
   std::string_view version;
 };
 constexpr std::array kNewest = {
-    NewestRelease{LayoutKind::kMegatron, "Megatron Core", "0.17"},
+    NewestRelease{LayoutKind::kMegatron, "Megatron Core", "0.19"},
     NewestRelease{LayoutKind::kFsdp, "transformers", "5.23"},
     NewestRelease{LayoutKind::kVllm, "vLLM", "0.33"},
     NewestRelease{LayoutKind::kSglang, "SGLang", "0.5.23"},

@@ -437,6 +437,9 @@ absl::Status PlanFile::Check() {
         s.Update(CheckUtf8("a value of the job", fact->value()));
       }
     }
+    if (const fb::Estimates* estimates = plan_->provenance()->estimates()) {
+      s.Update(CheckUtf8("the binding link", estimates->binding_link()));
+    }
     if (!s.ok()) return s;
   }
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();
@@ -507,6 +510,21 @@ absl::Status PlanFile::CheckFeatures() const {
         feature.name, std::countr_zero(feature.bit)));
   }
   return absl::OkStatus();
+}
+
+Estimates EstimatesOf(const PlanFile& plan) {
+  const auto read = [](const auto& table) {
+    return Estimates{.lower_bound_seconds = table.lower_bound_seconds(),
+                     .predicted_seconds = table.predicted_seconds(),
+                     .binding_link = table.binding_link() == nullptr
+                                         ? ""
+                                         : table.binding_link()->str()};
+  };
+  const fb::Provenance* provenance = plan.plan().provenance();
+  if (provenance != nullptr && provenance->estimates() != nullptr) {
+    return read(*provenance->estimates());
+  }
+  return read(*plan.body().stats());
 }
 
 uint64_t RequiredFeatures(const fb::Body& body) {

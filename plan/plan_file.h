@@ -113,6 +113,14 @@ class PlanFile {
   std::unique_ptr<const MessageLists> messages_;
 };
 
+// The times that the compiler expected: 0 and "" where the plan says none.
+struct Estimates {
+  double lower_bound_seconds = 0;
+  double predicted_seconds = 0;
+  std::string binding_link;
+};
+Estimates EstimatesOf(const PlanFile& plan);
+
 // Bits of the features that the body uses: what a file that holds it must
 // require of executors.
 uint64_t RequiredFeatures(const fb::Body& body);

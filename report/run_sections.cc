@@ -123,15 +123,12 @@ std::vector<RankTask> LongestOfAll(const Simulation& simulation, size_t most) {
 }  // namespace
 
 void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
-  const fb::Stats* stats = inputs.plan.body().stats();
+  const Estimates estimates = EstimatesOf(inputs.plan);
   const Simulation& simulation = inputs.simulation;
   data.Open("times");
-  data.Real("lower_bound", stats == nullptr ? 0 : stats->lower_bound_seconds());
-  data.Real("predicted", stats == nullptr ? 0 : stats->predicted_seconds());
-  data.Text("predicted_binding_link",
-            stats == nullptr || stats->binding_link() == nullptr
-                ? ""
-                : stats->binding_link()->str());
+  data.Real("lower_bound", estimates.lower_bound_seconds);
+  data.Real("predicted", estimates.predicted_seconds);
+  data.Text("predicted_binding_link", estimates.binding_link);
   data.Real("simulated", simulation.seconds);
   data.Text("executor", simulator::ExecutorText(simulation.options.executor));
   data.Flag("plan_speeds", simulation.options.has_plan_speeds);

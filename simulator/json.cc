@@ -124,12 +124,11 @@ void SimulationPrinter::PrintRounds() {
 }
 
 std::string SimulationPrinter::Print() {
-  const fb::Stats* stats = plan_.body().stats();
+  const Estimates estimates = EstimatesOf(plan_);
   OpenObject();
   Real("simulated_seconds", simulation_.seconds);
-  Real("lower_bound_seconds",
-       stats == nullptr ? 0 : stats->lower_bound_seconds());
-  Real("predicted_seconds", stats == nullptr ? 0 : stats->predicted_seconds());
+  Real("lower_bound_seconds", estimates.lower_bound_seconds);
+  Real("predicted_seconds", estimates.predicted_seconds);
   PrintOptions();
   const std::vector<uint32_t> peers = NetworkPeers(plan_.body());
   Number("network_peers_max",

@@ -119,7 +119,7 @@ void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
                           absl::StrCat(sign, MilliText(seconds)), what);
   };
   if (has_bound) {
-    const double bound = plan.body().stats()->lower_bound_seconds();
+    const double bound = EstimatesOf(plan).lower_bound_seconds;
     absl::StrAppend(&text, "from the lower bound to the simulated time\n");
     add("", bound, "lower bound");
     if (std::abs(busy - bound) >= kShownSeconds) {
@@ -222,17 +222,17 @@ std::vector<std::string> TensorsOf(const PlanFile& plan,
 
 std::string SimulationText(const PlanFile& plan, const Simulation& simulation,
                            bool rounds) {
-  const fb::Stats* stats = plan.body().stats();
+  const Estimates estimates = EstimatesOf(plan);
   std::string text =
       absl::StrFormat("simulated      %.6g s", simulation.seconds);
-  const bool has_bound = stats != nullptr && stats->lower_bound_seconds() > 0 &&
+  const bool has_bound = estimates.lower_bound_seconds > 0 &&
                          simulation.options.has_plan_speeds &&
                          !simulation.options.change_rate.has_value();
   if (has_bound) {
     absl::StrAppend(&text,
-                    RatioText(simulation.seconds, stats->lower_bound_seconds(),
+                    RatioText(simulation.seconds, estimates.lower_bound_seconds,
                               "lower bound"),
-                    RatioText(simulation.seconds, stats->predicted_seconds(),
+                    RatioText(simulation.seconds, estimates.predicted_seconds,
                               "prediction"));
   }
   if (simulation.options.change_rate.has_value()) {

@@ -489,13 +489,19 @@ OffsetVector<Offset<fb::Requirement>> EmitRequirements(Builder& builder,
 }
 
 Offset<fb::Stats> EmitStats(Builder& builder, const Stats& stats) {
-  const auto link = builder.CreateString(stats.binding_link);
-  return fb::CreateStats(builder, static_cast<uint64_t>(stats.moved_bytes),
-                         static_cast<uint64_t>(stats.local_bytes),
-                         static_cast<uint64_t>(stats.peer_bytes),
-                         static_cast<uint64_t>(stats.network_bytes),
-                         stats.lower_bound_seconds, stats.predicted_seconds,
-                         link, static_cast<uint64_t>(stats.relayed_bytes));
+  fb::StatsBuilder of_bytes(builder);
+  of_bytes.add_moved_bytes(static_cast<uint64_t>(stats.moved_bytes));
+  of_bytes.add_local_bytes(static_cast<uint64_t>(stats.local_bytes));
+  of_bytes.add_peer_bytes(static_cast<uint64_t>(stats.peer_bytes));
+  of_bytes.add_network_bytes(static_cast<uint64_t>(stats.network_bytes));
+  of_bytes.add_relayed_bytes(static_cast<uint64_t>(stats.relayed_bytes));
+  return of_bytes.Finish();
+}
+
+Offset<fb::Estimates> EmitEstimates(Builder& builder, const Stats& stats) {
+  return fb::CreateEstimates(builder, stats.lower_bound_seconds,
+                             stats.predicted_seconds,
+                             builder.CreateString(stats.binding_link));
 }
 
 absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
@@ -607,8 +613,10 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
     facts.push_back(fb::CreateJobFact(builder, builder.CreateString(key),
                                       builder.CreateString(value)));
   }
+  const auto job = builder.CreateVector(facts);
+  const auto estimates = EmitEstimates(builder, module.stats);
   const auto provenance =
-      fb::CreateProvenance(builder, producer, builder.CreateVector(facts));
+      fb::CreateProvenance(builder, producer, job, estimates);
   // Only what the plan uses, so that older executors run what they can.
   const fb::Body& emitted_body = *flatbuffers::GetRoot<fb::Body>(body.data());
   const uint64_t features = RequiredFeatures(emitted_body);

@@ -63,6 +63,12 @@ class GenericReader {
                                    const std::string& path) {
     if (!values_.IsObject(member.value, path)) return std::nullopt;
     ObjectReader reader(values_, member.value, path);
+    if (member.key.empty()) {
+      values_.diagnostics().Error(
+          values_.document().PlaceAt(member.key_offset),
+          "a mesh is named \"\"; wanted a name that rules can say");
+      return std::nullopt;
+    }
     MeshSpec mesh = {.name = member.key,
                      .axes = {},
                      .shape = {},
@@ -84,6 +90,13 @@ class GenericReader {
     ObjectReader axes(values_, value, path);
     int64_t size = 1;
     for (const JsonMember& axis : axes.members()) {
+      if (axis.key.empty()) {
+        values_.diagnostics().Error(
+            values_.document().PlaceAt(axis.key_offset),
+            absl::StrFormat("an axis of mesh %s is named \"\"; wanted a name",
+                            Quoted(mesh.name)));
+        return false;
+      }
       const std::optional<int64_t> extent = values_.Integer(
           axis.value, axes.PathOf(axis.key), {.min = 1, .max = kRanksMax});
       if (!extent.has_value()) return false;

@@ -182,6 +182,8 @@ struct SideSpec {
   Located<EncoderCut> mm_encoder_tp_mode{.value = EncoderCut::kWeights};
   Located<AttentionBackend> attention_backend{
       .value = AttentionBackend::kFlashMla};  // vLLM
+  // vLLM, of a tied model: false if the engine has a head of its own.
+  Located<bool> tie_word_embeddings{.value = true};
   GenericSpec generic;
 };
 

@@ -299,6 +299,15 @@ inline constexpr auto kSideKeys = std::tuple(
              "says to how many heads vLLM pads deepseek_v4's `attn_sink`",
          .in_digest_if_given = true},
         &SideSpec::attention_backend),
+    Key({.name = "tie_word_embeddings",
+         .layouts = kVllm,
+         .default_text = "the model's",
+         .help =
+             "`false` for a tied model whose engine has a head of its own, "
+             "because the checkpoint that it loaded stores one. See "
+             "[layouts.md](layouts.md#tied-models-with-a-head-of-their-own)",
+         .in_digest_if_given = true},
+        &SideSpec::tie_word_embeddings),
     Key({.name = "dp_lm_head",
          .layouts = kSglang,
          .help = "cut the head as the attention (`--enable-dp-lm-head`)"},

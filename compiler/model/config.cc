@@ -64,11 +64,21 @@ const JsonValue* ConfigReader::Require(std::string_view key,
 }
 
 int64_t ConfigReader::IntegerIn(std::string_view key, IntegerRange range) {
-  const auto found = defaults_.find(key);
-  if (found != defaults_.end() && !Has(key)) return found->second;
+  if (const std::optional<int64_t> value = DefaultOf(key)) return *value;
   const JsonValue* value = Require(key, "an integer");
   if (value == nullptr) return 1;
   return object_.values().Integer(*value, key, range).value_or(1);
+}
+
+bool ConfigReader::IsThere(std::string_view key) {
+  return object_.Find(key) != nullptr ||
+         (outer_ != nullptr && outer_->IsThere(key));
+}
+
+std::optional<int64_t> ConfigReader::DefaultOf(std::string_view key) {
+  const auto found = defaults_.find(key);
+  if (found == defaults_.end() || IsThere(key)) return std::nullopt;
+  return found->second;
 }
 
 int64_t ConfigReader::Size(std::string_view key) {
@@ -76,7 +86,7 @@ int64_t ConfigReader::Size(std::string_view key) {
 }
 
 int64_t ConfigReader::SizeOr(std::string_view key, int64_t otherwise) {
-  return Has(key) ? Size(key) : otherwise;
+  return HasOrDefault(key) ? Size(key) : otherwise;
 }
 
 int64_t ConfigReader::Count(std::string_view key) {
@@ -84,11 +94,29 @@ int64_t ConfigReader::Count(std::string_view key) {
 }
 
 int64_t ConfigReader::ExpertCount() {
+  CheckAlike("num_experts", "num_local_experts");
   const bool renamed = !Has("num_experts") && Has("num_local_experts");
   return Count(renamed ? "num_local_experts" : "num_experts");
 }
 
+int64_t ConfigReader::NumberOrNone(std::string_view key) {
+  if (IsThere(key) || HasOrDefault(key)) return CountOr(key, 0);
+  object_.Require(key, "an integer, or null for none");
+  return 0;
+}
+
+void ConfigReader::CheckAlike(std::string_view key, std::string_view other) {
+  if (!Has(key) || !Has(other)) return;
+  const int64_t value = Count(key);
+  const int64_t value_of_other = Count(other);
+  if (value == value_of_other) return;
+  Error(other, absl::StrFormat("%s is %d, and %s is %d: frameworks differ in "
+                               "which they read; wanted both alike",
+                               other, value_of_other, key, value));
+}
+
 int64_t ConfigReader::CountOr(std::string_view key, int64_t otherwise) {
+  if (const std::optional<int64_t> value = DefaultOf(key)) return *value;
   const JsonValue* value = FindSet(key);
   if (value == nullptr) return otherwise;
   return object_.values()

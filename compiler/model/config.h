@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,6 +35,9 @@ class ConfigReader {
   // "num_experts", which transformers 5 saves as "num_local_experts".
   int64_t ExpertCount();
   int64_t CountOr(std::string_view key, int64_t otherwise);  // may be 0
+  // A number that may be 0, and is if it is null. A file without the key is
+  // refused unless the class has a default.
+  int64_t NumberOrNone(std::string_view key);
   bool FlagOr(std::string_view key, bool otherwise);
   // Reports a flag that is set, and would give the model other parameters.
   void ExpectFalse(std::string_view key);
@@ -58,8 +62,8 @@ class ConfigReader {
   // Those of "vision_config", and no others.
   ConfigReader Vision();
 
-  // A value that releases of transformers leave out of their files, as it is
-  // their class's. It holds where the key is missing.
+  // What the class of transformers has where the file has no such key. A null
+  // is a value of its own: it stands for "none".
   void Default(std::string_view key, int64_t value) { defaults_[key] = value; }
   void Defaults(
       std::initializer_list<std::pair<std::string_view, int64_t>> values) {
@@ -69,8 +73,12 @@ class ConfigReader {
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
   // Whether the file or its class has a value.
   bool HasOrDefault(std::string_view key) {
-    return Has(key) || defaults_.contains(key);
+    return Has(key) || DefaultOf(key).has_value();
   }
+  // Whether the file has the key, be it null.
+  bool IsThere(std::string_view key);
+  // Reports two keys that the file has for one size, and that differ.
+  void CheckAlike(std::string_view key, std::string_view other);
   // Reports that the value of `key` does not fit.
   void Error(std::string_view key, std::string message);
   const JsonValue::Object& members() const { return object_.members(); }
@@ -90,6 +98,7 @@ class ConfigReader {
   std::pair<std::string_view, const JsonValue*> FindDType();
   const JsonValue* Require(std::string_view key, std::string_view wanted);
   int64_t IntegerIn(std::string_view key, IntegerRange range);
+  std::optional<int64_t> DefaultOf(std::string_view key);
 
   ObjectReader object_;
   ConfigReader* outer_ = nullptr;

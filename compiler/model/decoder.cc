@@ -67,7 +67,7 @@ void DecoderBuilder::ReadGroupedHeads() {
 
 void DecoderBuilder::ReadLatentHeads() {
   model_.architecture.latent =
-      LatentAttention{.query_rank = config_.SizeOr("q_lora_rank", 0),
+      LatentAttention{.query_rank = config_.NumberOrNone("q_lora_rank"),
                       .key_value_rank = config_.Size("kv_lora_rank"),
                       .nope_dim = config_.Size("qk_nope_head_dim"),
                       .rope_dim = config_.Size("qk_rope_head_dim"),
@@ -296,6 +296,33 @@ int64_t ReadExpertGroups(ConfigReader& config) {
   return std::max<int64_t>(config.CountOr("n_group", 1), 1);
 }
 
+bool ReadTied(ConfigReader& config, ConfigReader& text,
+              std::optional<bool> otherwise) {
+  constexpr std::string_view kKey = "tie_word_embeddings";
+  const bool says_text =
+      std::any_of(text.members().begin(), text.members().end(),
+                  [&](const JsonMember& member) {
+                    return member.key == kKey && !member.value.IsNull();
+                  });
+  if (!otherwise.has_value() && !config.Has(kKey)) {
+    config.Error(kKey, absl::StrFormat("missing key \"%s\": classes of this "
+                                       "model differ in what that means; "
+                                       "wanted true or false",
+                                       kKey));
+    return false;
+  }
+  const bool tied = config.FlagOr(kKey, otherwise.value_or(false));
+  if (says_text && text.FlagOr(kKey, tied) != tied) {
+    text.Error(kKey, absl::StrFormat(
+                         "%s of text_config is %s, and the one beside it "
+                         "%s%s: frameworks differ in which they take; "
+                         "wanted both alike",
+                         kKey, tied ? "false" : "true", tied ? "true" : "false",
+                         config.Has(kKey) ? "" : " by default"));
+  }
+  return tied;
+}
+
 void CheckRouting(ConfigReader& config) {
   if (config.SizeOr("moe_layer_freq", 1) != 1) {
     config.Error("moe_layer_freq",
@@ -310,16 +337,80 @@ void CheckRouting(ConfigReader& config) {
                                Quoted(method)));
 }
 
+namespace {
+
+constexpr std::string_view kDenseCount = "first_k_dense_replace";
+constexpr std::string_view kMlpTypes = "mlp_layer_types";
+
+// How many dense layers a list begins with; nullopt after an error.
+std::optional<int64_t> ReadMlpTypes(ConfigReader& config, int64_t layers) {
+  const std::vector<std::string> types = config.StringsOr(kMlpTypes, {});
+  const auto first_sparse = std::find(types.begin(), types.end(), "sparse");
+  const auto other =
+      std::find_if(first_sparse, types.end(),
+                   [](const std::string& type) { return type != "sparse"; });
+  const bool begins_dense =
+      std::all_of(types.begin(), first_sparse,
+                  [](const std::string& type) { return type == "dense"; });
+  if (static_cast<int64_t>(types.size()) == layers && other == types.end() &&
+      begins_dense) {
+    return first_sparse - types.begin();
+  }
+  config.Error(kMlpTypes,
+               absl::StrFormat("%s has %d layers, of which %d are dense and %d "
+                               "sparse; wanted %d, dense ones first",
+                               kMlpTypes, types.size(),
+                               std::count(types.begin(), types.end(), "dense"),
+                               std::count(types.begin(), types.end(), "sparse"),
+                               layers));
+  return std::nullopt;
+}
+
+// How many of the first layers are dense. Engines read the count, and classes
+// of transformers since release 5 the list.
+int64_t ReadDenseLayers(ConfigReader& config, int64_t layers,
+                        DenseLayers dense) {
+  const bool counts = config.Has(kDenseCount);
+  const auto count = [&] {
+    return std::min(config.NumberOrNone(kDenseCount), layers);
+  };
+  if (!config.Has(kMlpTypes)) {
+    if (dense != DenseLayers::kListed) return count();
+    if (!counts) return 1;
+    if (count() != 1) {
+      config.Error(kDenseCount,
+                   absl::StrFormat("%s is %d and there is no %s: transformers "
+                                   "reads that alone, and makes one layer "
+                                   "dense; wanted both, alike",
+                                   kDenseCount, count(), kMlpTypes));
+    }
+    return count();
+  }
+  const std::optional<int64_t> listed = ReadMlpTypes(config, layers);
+  if (!listed.has_value()) return 0;
+  // A class that counts alone counts its default too.
+  if ((counts || dense == DenseLayers::kCounted) && count() != *listed) {
+    config.Error(kMlpTypes,
+                 absl::StrFormat("%s begins with %d dense layers, and %s is "
+                                 "%d: frameworks differ in which they read; "
+                                 "wanted both alike",
+                                 kMlpTypes, *listed, kDenseCount, count()));
+  }
+  return *listed;
+}
+
+}  // namespace
+
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model, RouterCorrection correction) {
+                           Model& model, RouterCorrection correction,
+                           DenseLayers dense) {
   CheckRouting(config);
-  // A checkpoint in block-scaled FP8, and buffers that older code stored.
-  model.stored_beside.insert(model.stored_beside.end(),
-                             {"*.weight_scale_inv", "*.rotary_emb.inv_freq"});
+  // A checkpoint in block-scaled FP8.
+  model.stored_beside.push_back("*.weight_scale_inv");
 
   IndexDim sparse = decoder.AllLayers();
   const int64_t dense_count =
-      std::min(config.CountOr("first_k_dense_replace", 0), sparse.extent());
+      ReadDenseLayers(config, model.architecture.layers, dense);
   if (dense_count > 0) {
     decoder.AddMlp(Consecutive(0, dense_count),
                    config.Size("intermediate_size"));
@@ -339,7 +430,8 @@ void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
     decoder.AddExperts(sparse, "mlp", {}, config.Count("n_routed_experts"),
                        intermediate);
     decoder.AddRouterCorrection(sparse, "mlp");
-    const int64_t shared = config.CountOr("n_shared_experts", 0);
+    config.CheckAlike("n_routed_experts", "num_local_experts");
+    const int64_t shared = config.NumberOrNone("n_shared_experts");
     if (shared > 0) {
       decoder.AddSharedExperts(sparse, "mlp.shared_experts",
                                shared * intermediate);

@@ -4,6 +4,7 @@
 #define REFIT_COMPILER_MODEL_DECODER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -104,6 +105,12 @@ class DecoderBuilder {
   int32_t first_layer_ = 0;
 };
 
+// Whether the head of a model with other parts is tied. vLLM and transformers
+// take the key beside `text`, of which the class has `otherwise`; nullopt: that
+// is not known, and a file without the key is refused.
+bool ReadTied(ConfigReader& config, ConfigReader& text,
+              std::optional<bool> otherwise);
+
 // Reports routing that would give the layers other parameters.
 void CheckRouting(ConfigReader& config);
 
@@ -116,12 +123,21 @@ enum class RouterCorrection : uint8_t {
   kByTopkMethod,  // if config.json has topk_method "noaux_tc"
 };
 
+// What says which layers of a class of transformers are dense.
+enum class DenseLayers : uint8_t {
+  kCounted,  // first_k_dense_replace alone
+  // mlp_layer_types, and without it the first layers by first_k_dense_replace.
+  kListedOrCounted,
+  kListed,  // mlp_layer_types alone: without it the first layer is dense
+};
+
 // The layers of the families that follow DeepSeek-V3, after the attention of
 // all layers: the first layers are dense, all others have routed experts, whose
 // router corrects its scores, and shared ones. So have the multi-token-
 // prediction layers, whose own projections come last.
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model, RouterCorrection correction);
+                           Model& model, RouterCorrection correction,
+                           DenseLayers dense = DenseLayers::kCounted);
 
 // Which layers of Qwen's decoders have experts. A layer is dense if
 // `mlp_only_layers` names it, or if its number, counted from 1, is not a

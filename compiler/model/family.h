@@ -121,6 +121,9 @@ struct SglangTraits {
 
 struct MegatronTraits {
   bool known = true;  // what its modules hold
+  // The model is of the class with mixers of several kinds, whatever kinds its
+  // layers have.
+  bool hybrid = false;
 };
 
 // Live models of transformers, which FSDP holds. Release 5 renamed the block of

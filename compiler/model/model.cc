@@ -84,6 +84,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
     model.architecture.family = family;
     family->build(config, model);
   }
+  // Buffers that older code stored; all frameworks make them anew.
+  model.stored_beside.push_back("*.rotary_emb.inv_freq");
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   return model;
 }

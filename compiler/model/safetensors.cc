@@ -277,6 +277,12 @@ std::optional<Checkpoint> ReadFiles(Checkpoint checkpoint,
       good = false;
     }
   }
+  if (good && checkpoint.tensors.empty()) {
+    diagnostics.Error(
+        checkpoint.place,
+        "there is no tensor in these safetensors; wanted at least one");
+    return std::nullopt;
+  }
   if (!CheckNames(checkpoint.tensors, diagnostics) || !good) {
     return std::nullopt;
   }

@@ -22,7 +22,9 @@ namespace {
 
 constexpr size_t kIndexDimsMax = 2;
 constexpr int64_t kStackElementsMax = int64_t{1} << 58;
-constexpr int64_t kStackMembersMax = int64_t{1} << 24;
+// Those of a plan's file (plan/stack_check.cc).
+constexpr int64_t kStackMembersMax = int64_t{1} << 20;
+constexpr size_t kDimsMax = 16;
 
 // The number a name component stands for, if writing it again gives the same
 // component.
@@ -156,6 +158,12 @@ bool CheckNames(const std::vector<NamedTensor>& tensors,
                           "control character",
                           Quoted(name)));
       good = false;
+    } else if (tensors[i].shape.size() > kDimsMax) {
+      diagnostics.Error(
+          tensors[i].place,
+          absl::StrFormat("parameter %s has %d dimensions; wanted at most %d",
+                          Quoted(name), tensors[i].shape.size(), kDimsMax));
+      good = false;
     } else if (!seen.try_emplace(name, i).second) {
       diagnostics.Error(
           tensors[i].place,
@@ -213,6 +221,14 @@ void CheckStackSize(const Param& param, const Place& place,
     diagnostics.Error(
         place, absl::StrFormat("%s stands for %d parameters; wanted at most %d",
                                Quoted(param.name), members, kStackMembersMax));
+    return;
+  }
+  if (param.shape.size() > kDimsMax) {
+    diagnostics.Error(
+        place,
+        absl::StrFormat("parameter %s has %d dimensions; wanted at most "
+                        "%d",
+                        Quoted(param.name), param.shape.size(), kDimsMax));
     return;
   }
   int64_t elements = 1;

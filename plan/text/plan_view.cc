@@ -73,8 +73,12 @@ std::string IndexText(const IndexDims* index) {
   return text;
 }
 
+std::string QuotedText(std::string_view name) {
+  return absl::StrCat("\"", absl::Utf8SafeCEscape(std::string(name)), "\"");
+}
+
 std::string QuotedText(const flatbuffers::String* name) {
-  return absl::StrCat("\"", absl::Utf8SafeCEscape(name->str()), "\"");
+  return QuotedText(name->string_view());
 }
 
 std::string DimsText(const flatbuffers::Vector<uint64_t>* dims) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -34,6 +35,7 @@ std::string NumberSetText(absl::Span<const int32_t> numbers);
 std::string IndexText(const IndexDims* index);
 
 // The name in double quotes, anything unprintable escaped.
+std::string QuotedText(std::string_view name);
 std::string QuotedText(const flatbuffers::String* name);
 
 // "[4096, 2048]"

@@ -55,11 +55,10 @@ std::string StatsJson(const PlanFile& plan) {
   json.Number("dealing_ranks", stats.dealt.ranks);
   AddBalance("sent_by_source_ranks", stats.sent, json);
   AddBalance("received_by_destination_ranks", stats.received, json);
-  json.Real("lower_bound_seconds", body.stats()->lower_bound_seconds());
-  json.Real("predicted_seconds", body.stats()->predicted_seconds());
-  json.Text("binding_link", body.stats()->binding_link() == nullptr
-                                ? ""
-                                : body.stats()->binding_link()->str());
+  const Estimates estimates = EstimatesOf(plan);
+  json.Real("lower_bound_seconds", estimates.lower_bound_seconds);
+  json.Real("predicted_seconds", estimates.predicted_seconds);
+  json.Text("binding_link", estimates.binding_link);
   json.Number("messages", totals.messages);
   json.Number("largest_staged_bytes", totals.largest_message_bytes);
   json.Number("rounds", body.rounds()->size());

@@ -136,16 +136,16 @@ void AddTraffic(const PlanFile& plan, const PlanStats& stats,
   }
 }
 
-void AddTime(const fb::Stats& stats, StatsTable& table) {
-  table.AddSeconds("lower bound", stats.lower_bound_seconds());
-  table.AddSeconds("predicted", stats.predicted_seconds(),
-                   stats.lower_bound_seconds() > 0
+void AddTime(const Estimates& estimates, StatsTable& table) {
+  table.AddSeconds("lower bound", estimates.lower_bound_seconds);
+  table.AddSeconds("predicted", estimates.predicted_seconds,
+                   estimates.lower_bound_seconds > 0
                        ? absl::StrFormat("%.3f x the lower bound",
-                                         stats.predicted_seconds() /
-                                             stats.lower_bound_seconds())
+                                         estimates.predicted_seconds /
+                                             estimates.lower_bound_seconds)
                        : "");
-  if (stats.binding_link() != nullptr && stats.binding_link()->size() > 0) {
-    table.Add("  binding link", "", "", stats.binding_link()->str());
+  if (!estimates.binding_link.empty()) {
+    table.Add("  binding link", "", "", estimates.binding_link);
   }
 }
 
@@ -240,7 +240,7 @@ std::string StatsText(const PlanFile& plan) {
   const PlanStats stats = StatsOf(plan);
   StatsTable table;
   AddTraffic(plan, stats, table);
-  AddTime(*plan.body().stats(), table);
+  AddTime(EstimatesOf(plan), table);
   AddSchedule(plan.body(), stats, table);
   AddScratch(stats, table);
   AddDelta(plan, stats, table);

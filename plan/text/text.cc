@@ -139,10 +139,11 @@ void TextPrinter::PrintStats() {
   if (const Dealt dealt = DealtOf(plan_); dealt.bytes > 0) {
     absl::StrAppend(&text_, "dealt ", DealtText(dealt), "\n");
   }
+  const Estimates estimates = EstimatesOf(plan_);
   absl::StrAppendFormat(
       &text_, "stats lower_bound %.6g s predicted %.6g s binding_link %s\n",
-      stats.lower_bound_seconds(), stats.predicted_seconds(),
-      QuotedOrEmpty(stats.binding_link()));
+      estimates.lower_bound_seconds, estimates.predicted_seconds,
+      QuotedText(estimates.binding_link));
 }
 
 void TextPrinter::PrintParams() {

@@ -173,9 +173,10 @@ void PlanJsonPrinter::PrintStats() {
     Number("dealt_bytes", dealt.bytes);
     Number("dealing_ranks", dealt.ranks);
   }
-  Real("lower_bound_seconds", stats.lower_bound_seconds());
-  Real("predicted_seconds", stats.predicted_seconds());
-  Text("binding_link", stats.binding_link());
+  const Estimates estimates = EstimatesOf(plan_);
+  Real("lower_bound_seconds", estimates.lower_bound_seconds);
+  Real("predicted_seconds", estimates.predicted_seconds);
+  Text("binding_link", estimates.binding_link);
   CloseObject();
 }
 

@@ -269,10 +269,10 @@ nb::dict Stats(const PlanFile& plan) {
   result["local_bytes"] = stats.local_bytes();
   result["peer_bytes"] = stats.peer_bytes();
   result["network_bytes"] = stats.network_bytes();
-  result["lower_bound_seconds"] = stats.lower_bound_seconds();
-  result["predicted_seconds"] = stats.predicted_seconds();
-  result["binding_link"] =
-      stats.binding_link() == nullptr ? "" : stats.binding_link()->str();
+  const Estimates estimates = EstimatesOf(plan);
+  result["lower_bound_seconds"] = estimates.lower_bound_seconds;
+  result["predicted_seconds"] = estimates.predicted_seconds;
+  result["binding_link"] = estimates.binding_link;
   result["messages"] = messages;
   result["rounds"] = body.rounds()->size();
   result["staging_bytes_max"] = largest_staging;

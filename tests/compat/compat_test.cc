@@ -359,6 +359,10 @@ TEST_P(CompatTest, SaysWhatItSaid) {
   EXPECT_EQ(HeadOf(*plan_), GetParam().head);
   EXPECT_EQ(plan_->body().params()->size(), GetParam().params);
   EXPECT_EQ(plan_->body().buffers()->size(), GetParam().buffers);
+  // Builds up to 1.12 have them in the body.
+  EXPECT_EQ(EstimatesOf(*plan_).predicted_seconds,
+            plan_->body().stats()->predicted_seconds());
+  EXPECT_GT(EstimatesOf(*plan_).predicted_seconds, 0);
 }
 
 TEST_P(CompatTest, IsProved) {

@@ -20,16 +20,15 @@ constexpr double kStart = 120e-6;  // of a round between hosts
 double LowerBoundOf(const std::string& source, const std::string& destination,
                     const std::string& hosts, const std::string& more = "",
                     double peer = kPeer) {
-  return OpenJob(
-             GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
-                        source, destination,
-                        absl::StrFormat(
-                            R"(, "topology": {"peer_gigabytes_per_second": %g,
+  return EstimatesOf(
+             OpenJob(GenericJob(
+                 R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
+                 source, destination,
+                 absl::StrFormat(
+                     R"(, "topology": {"peer_gigabytes_per_second": %g,
                 "network_gigabytes_per_second": 0.01, "hosts": %s}%s)",
-                            peer / 1e9, hosts, more)))
-      .body()
-      .stats()
-      ->lower_bound_seconds();
+                     peer / 1e9, hosts, more))))
+      .lower_bound_seconds;
 }
 
 constexpr double kFastPeer = 100e9;
@@ -146,7 +145,7 @@ TEST(BoundTimeTest, NothingAddsUpInADomainOfSeveralHosts) {
                  R"(, "topology": {"peer_gigabytes_per_second": 0.1,
            "network_gigabytes_per_second": 0.01, "hosts_per_nvlink_domain": 2,
            "hosts": [0, 0, 1, 1, 2, 2, 3, 3]})");
-  EXPECT_DOUBLE_EQ(OpenJob(job).body().stats()->lower_bound_seconds(),
+  EXPECT_DOUBLE_EQ(EstimatesOf(OpenJob(job)).lower_bound_seconds,
                    kBytes / kNetwork / 4 + kStart);
 }
 

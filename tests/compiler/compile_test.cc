@@ -120,7 +120,7 @@ TEST(CompileTest, PredictionLayersThatAreNotKnownAreAnErrorOfTheJob) {
       {"deepseek_v4", R"("q_lora_rank": 2, "o_lora_rank": 3, "o_groups": 2,
         "hc_mult": 2, "n_routed_experts": 2, "num_experts_per_tok": 2,
         "moe_intermediate_size": 4, "compress_ratios": [0]})"},
-      {"minimax_m2", R"("num_local_experts": 2})"},
+      {"minimax_m2", R"("num_local_experts": 2, "use_routing_bias": true})"},
       {"qwen3_5_text", R"("layer_types": ["full_attention"],
         "linear_num_key_heads": 1, "linear_num_value_heads": 1,
         "linear_key_head_dim": 1, "linear_value_head_dim": 1,
@@ -145,7 +145,8 @@ TEST(CompileTest, AnEnginesDefaultIsAnotherInputThanTheSameWord) {
   const TemporaryDirectory directory;
   const std::string config = directory.Write("config.json", R"({
       "model_type": "glm4_moe_lite", "hidden_size": 4, "vocab_size": 64,
-      "num_hidden_layers": 1, "num_attention_heads": 2, "kv_lora_rank": 2,
+      "num_hidden_layers": 2, "num_attention_heads": 2, "q_lora_rank": null,
+      "kv_lora_rank": 2, "intermediate_size": 4,
       "qk_nope_head_dim": 2, "qk_rope_head_dim": 1, "v_head_dim": 1,
       "moe_intermediate_size": 4, "n_routed_experts": 2,
       "n_shared_experts": 1})");
@@ -164,6 +165,22 @@ TEST(CompileTest, AnEnginesDefaultIsAnotherInputThanTheSameWord) {
   EXPECT_NE(digest_with(""), digest_with(R"(, "shared_experts": "tensor")"));
 }
 
+// The body's digest names the plan, on ranks whose CPUs may round otherwise.
+TEST(CompileTest, EstimatesStandOutsideTheBody) {
+  const PlanFile plan = OpenJob(
+      GenericJob(R"({"name": "w", "shape": [4096, 4096], "dtype": "bf16"})",
+                 GenericSide(2, "Shard(0)"), GenericSide(2, "Shard(1)"), ""));
+  const fb::Stats& stats = *plan.body().stats();
+  EXPECT_GT(stats.moved_bytes(), 0u);
+  EXPECT_EQ(stats.lower_bound_seconds(), 0);
+  EXPECT_EQ(stats.predicted_seconds(), 0);
+  EXPECT_EQ(stats.binding_link(), nullptr);
+  const Estimates estimates = EstimatesOf(plan);
+  EXPECT_GT(estimates.lower_bound_seconds, 0);
+  EXPECT_GE(estimates.predicted_seconds, estimates.lower_bound_seconds);
+  EXPECT_NE(estimates.binding_link, "");
+}
+
 // Its formula knows NICs alone.
 TEST(CompileTest, PredictionIsNoLessThanTheBytesOfAnUplink) {
   const PlanFile plan = OpenJob(
@@ -172,10 +189,10 @@ TEST(CompileTest, PredictionIsNoLessThanTheBytesOfAnUplink) {
                  R"(, "topology": {"hosts": [0, 1, 2, 3], )"
                  R"("network_gigabytes_per_second": 1, )"
                  R"("hosts_per_leaf": 2, "spine_oversubscription": 64})"));
-  const fb::Stats& stats = *plan.body().stats();
-  EXPECT_EQ(stats.binding_link()->str(),
+  const Estimates estimates = EstimatesOf(plan);
+  EXPECT_EQ(estimates.binding_link,
             "uplink of leaf 0, 1.074 s for 33554432 bytes");
-  EXPECT_GE(stats.predicted_seconds(), 1.07);
+  EXPECT_GE(estimates.predicted_seconds, 1.07);
 }
 
 // "stays" goes from each GPU to itself. Direct rounds over NVLink hide that,
@@ -202,7 +219,7 @@ TEST(CompileTest, WhatStaysOnAGpuCostsTimeWhereNothingHidesIt) {
                  &bytes),
         "");
     const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
-    return plan->body().stats()->predicted_seconds();
+    return EstimatesOf(*plan).predicted_seconds;
   };
   EXPECT_EQ(predicted(24000, ""), predicted(3000, ""));
   for (const char* options : {R"("delta": true)", R"("peer": "staged")"}) {

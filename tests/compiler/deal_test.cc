@@ -152,8 +152,8 @@ TEST(DealTest, RelaysInsideAHostGoBesideTheNetwork) {
             never.body().stats()->relayed_bytes());
   EXPECT_EQ(NetworkPeers(relays.body()), std::vector<uint32_t>(8, 1));
   EXPECT_EQ(NetworkPeers(never.body()), std::vector<uint32_t>(8, 4));
-  EXPECT_LT(relays.body().stats()->predicted_seconds(),
-            never.body().stats()->predicted_seconds());
+  EXPECT_LT(EstimatesOf(relays).predicted_seconds,
+            EstimatesOf(never).predicted_seconds);
   for (const fb::Round* round : *relays.body().rounds()) {
     EXPECT_EQ(round->route(), fb::Route::kNetwork);
   }
@@ -239,8 +239,8 @@ TEST(DealTest, RanksDealToAsManyAsTheNetworkLeavesTimeFor) {
   const PlanFile never = OpenJob(job("never"));
   EXPECT_EQ(body.stats()->relayed_bytes(),
             never.body().stats()->relayed_bytes());
-  EXPECT_LT(body.stats()->predicted_seconds(),
-            never.body().stats()->predicted_seconds() * 0.9);
+  EXPECT_LT(EstimatesOf(plan).predicted_seconds,
+            EstimatesOf(never).predicted_seconds * 0.9);
   // As "auto" finds by simulation.
   EXPECT_EQ(BodyOf(OpenJob(job("auto"))), BodyOf(plan));
 }

@@ -52,12 +52,12 @@ TEST(FoldRanksTest, EqualPartsAreOneProgramWithAShift) {
   EXPECT_EQ(body.programs()->Get(1)->source_shift(), 0u);
   const PlanFile whole = OpenJob(FoldedJob(2, 4, kHostsOfParts, "never"));
   EXPECT_FALSE(IsFolded(whole));
-  const fb::Stats& stats = *body.stats();
-  EXPECT_EQ(stats.moved_bytes(), whole.body().stats()->moved_bytes());
-  EXPECT_EQ(stats.lower_bound_seconds(),
-            whole.body().stats()->lower_bound_seconds());
-  EXPECT_LE(stats.predicted_seconds(),
-            whole.body().stats()->predicted_seconds() * 1.01);
+  EXPECT_EQ(body.stats()->moved_bytes(), whole.body().stats()->moved_bytes());
+  const Estimates estimates = EstimatesOf(plan);
+  EXPECT_EQ(estimates.lower_bound_seconds,
+            EstimatesOf(whole).lower_bound_seconds);
+  EXPECT_LE(estimates.predicted_seconds,
+            EstimatesOf(whole).predicted_seconds * 1.01);
 }
 
 // Small plans have the rounds of the first part too, and open with executors

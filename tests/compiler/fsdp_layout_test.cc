@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "compiler/layout/common/shard.h"
+#include "compiler/layout/generic/placements.h"
 #include "tests/compiler/layout_testing.h"
 
 namespace refit {
@@ -52,6 +54,38 @@ TEST(FsdpLayoutTest, ExpertMeshThatDoesNotFitIsRefused) {
   EXPECT_NE(LayOutErrors(MakeModel({}), dense)
                 .find("destination.expert_parallel needs a model with experts"),
             std::string::npos);
+}
+
+// What torch 2.13 does with 7 rows on a mesh of three FSDP ranks by two
+// tensor-parallel ones. `fsdp` is what fully_shard leaves of modules that
+// parallelize_module has cut. `generic` is what distribute_tensor makes of
+// [_StridedShard(0, split_factor=2), Shard(0)], which torch prints for both.
+TEST(FsdpLayoutTest, UnevenRowsInsideTensorParallelismAreCutAsTorchCutsThem) {
+  const Model model = MakeModel({.vocab = 7});
+  const Tensor head = Checkpoint(model).at("lm_head.weight");
+  const std::vector<Tensors> ranks =
+      LayOutAndExpand(model, MakeFsdp(3, 2), fb::Side::kDestination);
+  const std::vector<Range> fully_shard = {{0, 2}, {4, 5}, {2, 4},
+                                          {5, 6}, {4, 4}, {6, 7}};
+  ASSERT_EQ(ranks.size(), fully_shard.size());
+  const std::vector<Runs> distribute_tensor = {{{0, 2}}, {{4, 5}}, {{2, 4}},
+                                               {{5, 6}}, {{6, 7}}, {}};
+  MeshSpec mesh;
+  mesh.shape = {3, 2};
+  const std::vector<Placement> placements = {
+      {.kind = Placement::Kind::kStridedShard,
+       .dim = 0,
+       .split_factor = 2,
+       .place = {}},
+      {.kind = Placement::Kind::kShard, .dim = 0, .place = {}}};
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const auto [begin, end] = fully_shard[rank];
+    EXPECT_EQ(ranks[rank].at("lm_head.weight"), Rows(head, begin, end)) << rank;
+    const std::vector<int64_t> at =
+        Coordinates(mesh, static_cast<int64_t>(rank));
+    EXPECT_EQ(LocalRuns({7}, mesh, placements, at)[0], distribute_tensor[rank])
+        << rank;
+  }
 }
 
 TEST(FsdpLayoutTest, OneFragmentPerStackAndRank) {

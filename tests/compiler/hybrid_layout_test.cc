@@ -185,7 +185,8 @@ TEST(OwnDTypeTest, FrameworksKeepSomeTensorsInFp32) {
       "hidden_size": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
       "head_dim": 1, "vocab_size": 64, "num_hidden_layers": 1,
       "n_routed_experts": 4, "moe_intermediate_size": 4,
-      "intermediate_size": 8})");
+      "intermediate_size": 8, "first_k_dense_replace": 0,
+      "n_shared_experts": null})");
   const std::string gate = "model.layers.{0}.mlp.gate.weight";
   EXPECT_EQ(BufferOf(glm, MakeSide(LayoutKind::kVllm), gate).dtype,
             DType::kFp32);

@@ -59,7 +59,7 @@ Compiled CompiledOf(std::string_view config, const std::string& job) {
   return {.warnings = directory.Relative(
               absl::StrJoin(diagnostics.WarningLines(), "\n")),
           .predicted_seconds =
-              PlanFile::FromBytes(*bytes)->body().stats()->predicted_seconds()};
+              EstimatesOf(*PlanFile::FromBytes(*bytes)).predicted_seconds};
 }
 
 std::string WarningsOf(std::string_view config, const std::string& job) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "compiler/model/stacks.h"
 #include "tests/compiler/temporary_directory.h"
 
@@ -162,7 +163,8 @@ constexpr char kBiasedLlama[] = R"({"model_type": "llama", "hidden_size": 64,
     "rope_theta": Infinity})";
 constexpr char kBiasedQwen3[] = R"({"model_type": "qwen3", "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 100, "attention_bias": true})";
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 100,
+    "attention_bias": true})";
 
 constexpr char kLatentOfOneStep[] = R"({"model_type": "deepseek_v3",
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 24,
@@ -195,7 +197,8 @@ constexpr char kLlama4[] = R"({"model_type": "llama4_text", "hidden_size": 3,
  "moe_layers": [3, 1], "num_local_experts": 3, "intermediate_size": 4,
  "intermediate_size_mlp": 8})";
 
-constexpr char kKimiVl[] = R"({"model_type": "kimi_vl", "text_config": {
+constexpr char kKimiVl[] =
+    R"({"model_type": "kimi_vl", "tie_word_embeddings": false, "text_config": {
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 24,
     "num_hidden_layers": 2, "num_attention_heads": 3, "q_lora_rank": null,
     "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
@@ -401,11 +404,141 @@ TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {
 
 TEST(ModelTest, ATiedHeadBesideAVisionTowerHasItsName) {
   const ReadResult result = ReadConfigText(
-      R"({"model_type": "llama4", "text_config": )" +
+      R"({"model_type": "llama4", "tie_word_embeddings": true,
+          "text_config": )" +
       Llama4("\"head_dim\": 6, \"tie_word_embeddings\": true") + "}");
   ASSERT_EQ(result.errors, "");
   ASSERT_EQ(result.model->skips.size(), 1u);
   EXPECT_EQ(result.model->skips[0].name, "language_model.lm_head.weight");
+}
+
+// vLLM takes that beside the text's config, whose class has a default.
+TEST(ModelTest, ATextThatIsTiedInAModelThatIsNotIsRefused) {
+  EXPECT_EQ(
+      ReadConfigText("{\"model_type\": \"llama4\", \"text_config\":\n" +
+                     Llama4("\"head_dim\": 6, \"tie_word_embeddings\": true") +
+                     "}")
+          .errors,
+      "config.json:6:39: error: tie_word_embeddings of text_config is true, "
+      "and the one beside it false by default: frameworks differ in which they "
+      "take; wanted both alike\n"
+      "    6 | \"head_dim\": 6, \"tie_word_embeddings\": true}}\n"
+      "      |                                       ^\n");
+  const std::string missing = ReadConfigText(kKimiVl).errors;
+  EXPECT_EQ(missing, "");
+  std::string kimi = kKimiVl;
+  const std::string key = R"("tie_word_embeddings": false, )";
+  kimi.erase(kimi.find(key), key.size());
+  EXPECT_NE(ReadConfigText(kimi).errors.find(
+                "error: missing key \"tie_word_embeddings\": classes of this "
+                "model differ in what that means; wanted true or false\n"),
+            std::string::npos);
+}
+
+// A small model of experts; `more`: keys, on line 6.
+std::string SharedExperts(const std::string& family, const std::string& more) {
+  return R"({"model_type": ")" + family + R"(", "hidden_size": 64,
+ "intermediate_size": 96, "moe_intermediate_size": 24, "num_hidden_layers": 3,
+ "num_attention_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 8,
+ "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 5,
+ "n_routed_experts": 3, "vocab_size": 100, "topk_method": "noaux_tc"
+)" + more +
+         "}";
+}
+
+constexpr char kOneDense[] =
+    R"("mlp_layer_types": ["dense", "sparse", "sparse"])";
+constexpr char kTwoDense[] =
+    R"("mlp_layer_types": ["dense", "dense", "sparse"])";
+
+// transformers 5 saves the list, and engines count.
+TEST(ModelTest, DenseLayersAreListedOrCounted) {
+  const auto stacks = [](const std::string& family, const std::string& more) {
+    const ReadResult result = ReadConfigText(SharedExperts(family, more));
+    EXPECT_EQ(result.errors, "") << family << more;
+    return result.model.has_value() ? Stacks(*result.model) : result.errors;
+  };
+  const std::string counted = R"(, "first_k_dense_replace": )";
+  const std::string one = stacks("glm4_moe_lite", counted + "1");
+  EXPECT_NE(one.find("mlp.gate_proj.weight [0]\n"), std::string::npos) << one;
+  EXPECT_NE(one.find("mlp.gate.weight [1 2]\n"), std::string::npos) << one;
+  EXPECT_EQ(stacks("glm4_moe_lite", ""), one);
+  EXPECT_EQ(stacks("glm4_moe_lite", std::string(", ") + kOneDense), one);
+  EXPECT_EQ(stacks("glm4_moe_lite", counted + "1, " + kOneDense), one);
+  const std::string two = stacks("deepseek_v3", counted + "2");
+  EXPECT_NE(two.find("mlp.gate.weight [2]\n"), std::string::npos) << two;
+  EXPECT_EQ(stacks("deepseek_v3", counted + "2, " + kTwoDense), two);
+  EXPECT_EQ(stacks("glm4_moe_lite", std::string(", ") + kTwoDense), two);
+}
+
+TEST(ModelTest, DenseLayersThatTwoKeysSayDifferentlyAreRefused) {
+  const auto error = [](const std::string& family, const std::string& more) {
+    const std::string errors =
+        ReadConfigText(SharedExperts(family, more)).errors;
+    return errors.substr(0, errors.find('\n'));
+  };
+  const std::string differ =
+      ": frameworks differ in which they read; wanted both alike";
+  const std::string counted = R"(, "first_k_dense_replace": )";
+  EXPECT_EQ(error("glm4_moe_lite", counted + "1, " + kTwoDense),
+            "config.json:6:50: error: mlp_layer_types begins with 2 dense "
+            "layers, and first_k_dense_replace is 1" +
+                differ);
+  // The class counts, and without the key it counts 3.
+  EXPECT_EQ(error("deepseek_v3", std::string(", ") + kTwoDense),
+            "config.json:6:22: error: mlp_layer_types begins with 2 dense "
+            "layers, and first_k_dense_replace is 3" +
+                differ);
+  EXPECT_EQ(error("glm4_moe_lite", counted + "2"),
+            "config.json:6:28: error: first_k_dense_replace is 2 and there is "
+            "no mlp_layer_types: transformers reads that alone, and makes one "
+            "layer dense; wanted both, alike");
+  for (const char* types :
+       {R"(["sparse", "dense", "sparse"])", R"(["dense", "sparse"])",
+        R"(["dense", "moe", "sparse"])"}) {
+    EXPECT_NE(
+        error("glm4_moe_lite", absl::StrCat(R"(, "mlp_layer_types": )", types))
+            .find("; wanted 3, dense ones first"),
+        std::string::npos)
+        << types;
+  }
+}
+
+// transformers has no class of it.
+TEST(ModelTest, WhatAKimiLeavesOutIsRefused) {
+  const std::string errors =
+      ReadConfigText(SharedExperts("kimi_k2", "")).errors;
+  for (const char* key : {"first_k_dense_replace", "n_shared_experts"}) {
+    EXPECT_NE(
+        errors.find(absl::StrCat("config.json:1:1: error: missing key \"", key,
+                                 "\"; wanted an integer, or null for "
+                                 "none\n")),
+        std::string::npos)
+        << errors;
+  }
+}
+
+TEST(ModelTest, OtherKeysThatSayOneThingDifferentlyAreRefused) {
+  const auto error = [](const std::string& config) {
+    const std::string errors = ReadConfigText(config).errors;
+    return errors.substr(0, errors.find('\n'));
+  };
+  const std::string differ =
+      ": frameworks differ in which they read; wanted both alike";
+  EXPECT_EQ(error(R"({"model_type": "qwen3_moe", "num_experts": 8,
+ "num_local_experts": 4, "hidden_size": 64, "moe_intermediate_size": 24,
+ "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "vocab_size": 100})"),
+            "config.json:2:23: error: num_local_experts is 4, and num_experts "
+            "is 8" +
+                differ);
+  EXPECT_EQ(error(R"({"model_type": "nemotron_h",
+ "hybrid_override_pattern": "**", "layers_block_type": ["attention", "mlp"],
+ "hidden_size": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+ "vocab_size": 8, "num_hidden_layers": 2, "intermediate_size": 4})"),
+            "config.json:2:56: error: layers_block_type says \"*-\", and "
+            "hybrid_override_pattern \"**\"" +
+                differ);
 }
 
 // A small nemotron_h; `more`: keys, on line 6.
@@ -575,6 +708,28 @@ TEST(ListedModelTest, ANameStandsOnce) {
             "error: parameter \"a\" stands twice\n");
 }
 
+// A plan's file has room for no more.
+TEST(ListedModelTest, AParameterHasSixteenDimensionsAtMost) {
+  EXPECT_EQ(
+      ReadParameters({Parameter("a", std::vector<int64_t>(16, 1))}).errors, "");
+  EXPECT_EQ(
+      ReadParameters({Parameter("a", std::vector<int64_t>(17, 1))}).errors,
+      "error: parameter \"a\" has 17 dimensions; wanted at most 16\n");
+}
+
+TEST(ModelTest, AStackHasAsManyMembersAsAPlansFileHasRoomFor) {
+  const std::string errors = ReadConfigText(R"({"model_type": "qwen3_moe",
+    "hidden_size": 2, "num_hidden_layers": 1025, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 2, "vocab_size": 2,
+    "moe_intermediate_size": 2, "num_experts": 1024})")
+                                 .errors;
+  EXPECT_TRUE(errors.starts_with(
+      "config.json:1:1: error: "
+      "\"model.layers.{0}.mlp.experts.{1}.gate_proj.weight\" stands for "
+      "1049600 parameters; wanted at most 1048576\n"))
+      << errors;
+}
+
 TEST(ListedModelTest, ANameHoldsNoBrace) {
   EXPECT_EQ(ReadParameters({Parameter("a.{0}")}).errors,
             "error: parameter name \"a.{0}\" is empty or holds a brace or a "
@@ -722,6 +877,10 @@ TEST(SafetensorsTest, MissingFilesAreNamed) {
   directory.Write("d/readme", "");
   EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("d")).errors,
             "error: \"d\": no *.safetensors there\n");
+  directory.Write("e/a.safetensors", Safetensors("{}", 0));
+  EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("e")).errors,
+            "e: error: there is no tensor in these safetensors; wanted at "
+            "least one\n");
   directory.Write("d/model.safetensors.index.json",
                   R"({"weight_map": {"w": "gone.safetensors"}})");
   EXPECT_EQ(ReadCheckpointAt(directory, directory.Path("d")).errors,

@@ -50,7 +50,9 @@ constexpr char kSizes[] = R"("hidden_size": 4, "num_attention_heads": 4,
 
 TEST(SglangLayoutTest, ANormOverAllHeadsIsCutByAttentionRanks) {
   const Model model = ReadTinyModel(absl::StrFormat(
-      R"({"model_type": "minimax_m2", %s, "num_local_experts": 4})", kSizes));
+      R"({"model_type": "minimax_m2", %s, "num_local_experts": 4,
+          "use_routing_bias": true})",
+      kSizes));
   const Tensors hf = Under(Checkpoint(model), "model.layers.1.self_attn.");
   SideSpec side = MakeSide(LayoutKind::kSglang, 4);
   side.dp_attention.value = 2;
@@ -67,7 +69,9 @@ TEST(SglangLayoutTest, ANormOverAllHeadsIsCutByAttentionRanks) {
 
 TEST(SglangLayoutTest, EveryStageOfAMinimaxHasAnEmbedding) {
   const Model model = ReadTinyModel(absl::StrFormat(
-      R"({"model_type": "minimax_m2", %s, "num_local_experts": 2})", kSizes));
+      R"({"model_type": "minimax_m2", %s, "num_local_experts": 2,
+          "use_routing_bias": true})",
+      kSizes));
   const std::vector<Tensors> stages = LayOutAndExpand(
       model, MakeSide(LayoutKind::kSglang, 1, 2), fb::Side::kDestination);
   EXPECT_EQ(SkippedTensors(stages[0]), kNone);

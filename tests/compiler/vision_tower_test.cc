@@ -435,11 +435,11 @@ TEST(VisionTowerTest, AHeadOnTheTowerOfAGemmaIsRefused) {
 // A kimi_k25 or kimi_vl with a tower of two blocks; `more`: keys of the tower.
 std::string Kimi(const std::string& model_type, const std::string& more = "") {
   return absl::StrFormat(
-      R"({"model_type": "%s", "text_config": {"hidden_size": 4,
+      R"({"model_type": "%s", "tie_word_embeddings": false, "text_config": {"hidden_size": 4,
           "num_attention_heads": 2, "vocab_size": 64, "num_hidden_layers": 1,
           "intermediate_size": 8, "first_k_dense_replace": 1,
-          "kv_lora_rank": 2, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2,
-          "v_head_dim": 2}, "vision_config": {"vt_hidden_size": 8,
+          "q_lora_rank": null, "kv_lora_rank": 2, "qk_nope_head_dim": 2,
+          "qk_rope_head_dim": 2, "v_head_dim": 2}, "vision_config": {"vt_hidden_size": 8,
           "vt_num_hidden_layers": 2, "vt_num_attention_heads": 4,
           "patch_size": 2, "init_pos_emb_height": 3, "init_pos_emb_width": 2,
           "merge_kernel_size": [2, 1], "vt_intermediate_size": 6%s}})",

@@ -48,6 +48,8 @@ torch.distributed.scatter = lambda tensor, parts=None, **more: scatter(tensor, p
 CudaRNGStatesTracker.fork = lambda *_, **__: contextlib.nullcontext()
 
 # Families that Megatron Bridge reads, less those that differ: docs/layouts.md says how.
+# The installed release: names of Mamba mixers changed.
+MEGATRON = {"layout": "megatron", "version": importlib.metadata.version("megatron-core")}
 FAMILIES = ["llama", "llama, tied", "qwen2", "qwen3", "qwen3, tied", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss", "qwen3_next",
             "gemma3_text"]
 MESHES = {
@@ -83,7 +85,7 @@ def cases():
             if family == "gpt_oss" and "expert_tensor_parallel" in side:
                 continue  # Megatron has biases of experts only where these are whole
             # Bridge 0.3.1 imports no vocabulary that Megatron has to pad.
-            yield family, mesh, MODELS[family] | {"vocab_size": 512}, {"layout": "megatron", **side}
+            yield family, mesh, MODELS[family] | {"vocab_size": 512}, MEGATRON | side
 
 
 def megatron_tensors(checkpoint, side):

@@ -10,6 +10,7 @@ Transformer Engine spec's names, so that RENAMED says where the two differ. Thos
 """
 import argparse
 import fnmatch
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -30,6 +31,8 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron_parts import DENSE, MOE, configuration, gpt_model, renamed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+# The installed release: names of Mamba mixers changed.
+MEGATRON = {"layout": "megatron", "version": importlib.metadata.version("megatron-core")}
 # Where megatron-core wants a GPU although it builds on the CPU, it gets the CPU.
 torch.Tensor.cuda = lambda tensor, *_, **__: tensor
 torch.cuda.current_device = lambda: "cpu"
@@ -144,7 +147,7 @@ def plan_ranks(model, side, programs):
         destination = {"layout": "vllm", "tensor_parallel": 2}
         if side.get("mtp"):
             destination["mtp"] = True
-        job = {"model": "config.json", "source": {"layout": "megatron", **side}, "destination": destination}
+        job = {"model": "config.json", "source": MEGATRON | side, "destination": destination}
         (directory / "job.json").write_text(json.dumps(job))
         subprocess.run([programs.refitc, directory / "job.json", "-o", directory / "plan.refit"], check=True)
         text = subprocess.run([programs.refit_dump, directory / "plan.refit", "--json"], check=True,

@@ -47,6 +47,8 @@ from megatron.core.transformer.moe import moe_utils
 from megatron_parts import DENSE, MOE, configuration, gpt_model, renamed
 from refit import contract, trainers
 
+# The installed release: names of Mamba mixers changed.
+MEGATRON = {"layout": "megatron", "version": importlib.metadata.version("megatron-core")}
 TIMEOUT_SECONDS = 120
 # Small, but of several buckets in a chunk that has buckets.
 BUCKET_ELEMENTS = 20000
@@ -270,7 +272,7 @@ def on_rank(case, plan, rank, device, directory):
 def plan_of(case, options, gpus=None):
     """Where there are fewer GPUs than ranks a worker shares the GPU of a trainer."""
     model, side, destination, _ = CASES[case]
-    job = {"model": model, "source": {"layout": "megatron", **side}, "destination": {"layout": "vllm", **destination}, "options": options}
+    job = {"model": model, "source": MEGATRON | side, "destination": {"layout": "vllm", **destination}, "options": options}
     plan = refit.compile(job)
     if gpus is not None and plan.world_size > gpus:
         replicas = plan.source_ranks // plan.destination_ranks

@@ -87,10 +87,10 @@ std::string SimulationMistake(const PlanFile& plan,
   const absl::StatusOr<simulator::Simulation> first =
       simulator::Simulate(plan, options);
   if (!first.ok()) return absl::StrCat("Simulate: ", first.status().ToString());
-  const fb::Stats& stats = *plan.body().stats();
-  if (first->seconds < stats.lower_bound_seconds() * (1 - 1e-6)) {
+  const double bound = EstimatesOf(plan).lower_bound_seconds;
+  if (first->seconds < bound * (1 - 1e-6)) {
     return absl::StrFormat("simulated %g s, less than the bound of %g s",
-                           first->seconds, stats.lower_bound_seconds());
+                           first->seconds, bound);
   }
   uint64_t sent = 0, arrived = 0, crossed = 0, hops = 0;
   for (const fb::RankProgram* program : *plan.body().programs()) {
@@ -200,8 +200,7 @@ TimeOverBound SimulateChain(const std::string& job) {
   const absl::StatusOr<simulator::Simulation> simulation =
       simulator::Simulate(*plan, compiled.options);
   if (!simulation.ok()) return {.error = simulation.status().ToString()};
-  return {.ratio =
-              simulation->seconds / plan->body().stats()->lower_bound_seconds(),
+  return {.ratio = simulation->seconds / EstimatesOf(*plan).lower_bound_seconds,
           .features = RequiredFeatures(plan->body()),
           .error = ""};
 }

@@ -308,9 +308,6 @@ class Fields {
     Add("stats", stats.local_bytes);
     Add("stats", stats.peer_bytes);
     Add("stats", stats.network_bytes);
-    Add("stats", stats.lower_bound_seconds);
-    Add("stats", stats.predicted_seconds);
-    Add("stats.binding_link", stats.binding_link);
   }
 
   void AddBody(fb::BodyT& body) {

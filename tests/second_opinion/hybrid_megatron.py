@@ -22,7 +22,7 @@ class Stage(megatron.Stage):
         yield "mixer.in_proj.layer_norm_weight", self.tensors[source + "norm.weight"]
         yield "mixer.in_proj.weight", rows("in_proj.weight", [inner, inner, shared, shared, heads])
         # A module until 0.16, two parameters of the mixer after it.
-        conv = "mixer.conv1d_" if self.side.get("version", "0.16") >= "0.17" else "mixer.conv1d."
+        conv = "mixer.conv1d_" if self.side.get("version", "0.19") >= "0.17" else "mixer.conv1d."
         yield conv + "weight", rows("conv1d.weight", [inner, shared, shared])
         yield conv + "bias", rows("conv1d.bias", [inner, shared, shared])
         for name in ("A_log", "D", "dt_bias", "norm.weight"):

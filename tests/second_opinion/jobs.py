@@ -183,6 +183,10 @@ DENSE = [
     ("llama: tied, pp1", LLAMA_TIED, megatron(tp=2, dp=2), vllm(tp=4)),
     ("llama: tied, pp2 to pp2", LLAMA_TIED, megatron(tp=2, pp=2), vllm(tp=2, pp=2)),
     ("llama: tied, vpp2 to pp4", LLAMA_TIED, megatron(pp=2, vpp=2), vllm(pp=4)),
+    ("llama: tied, to a head of its own", LLAMA_TIED, megatron(tp=2, pp=2), vllm(tp=2, tie_word_embeddings=False)),
+    ("llama: tied, to a last stage with a head of its own", LLAMA_TIED, fsdp(dp=3),
+     vllm(tp=2, pp=2, tie_word_embeddings=False)),
+    ("llama: tied, from a head of its own", LLAMA_TIED, vllm(pp=2, tie_word_embeddings=False), megatron(tp=2, pp=2)),
     ("llama: tp3 to tp6", LLAMA_BY_3, megatron(tp=3), vllm(tp=6)),
     ("llama: tp6 to tp3", LLAMA_BY_3, megatron(tp=6), vllm(tp=3, pp=2)),
     ("llama: tp3 dp5 to tp12", LLAMA_BY_3, megatron(tp=3, dp=5), vllm(tp=12)),
@@ -262,6 +266,8 @@ EXPERTS = [
     ("qwen3_moe: ten experts on four ranks", QWEN3_MOE_10, megatron(dp=2, ep=2), vllm(dp=4, expert_parallel=True)),
     ("qwen3_moe: vpp2 to pp4", QWEN3_MOE, megatron(tp=2, pp=2, vpp=2, ep=2), vllm(tp=3, pp=4), SMALL_BUCKETS),
     ("qwen3_moe: tied, pp2 to pp3", QWEN3_MOE_TIED, megatron(tp=2, pp=2, ep=2), vllm(tp=2, pp=3)),
+    ("qwen3_moe: tied, to heads of their own", QWEN3_MOE_TIED, megatron(tp=2, ep=2),
+     vllm(tp=2, pp=2, tie_word_embeddings=False)),
     ("qwen3_moe: mlp_only_layers", QWEN3_MOE_MLP_ONLY, megatron(tp=2, pp=3, dp=3, ep=6), vllm(tp=3, dp=2)),
     ("qwen3_moe: mlp_only_layers, etp2", QWEN3_MOE_MLP_ONLY, megatron(tp=2, ep=3, etp=2, dp=3), vllm(tp=2, pp=4)),
     (
@@ -967,6 +973,7 @@ def nemotron_h(pattern, **more):
 NEMOTRON = nemotron_h("ME*EM-EM*E")
 NEMOTRON_LATENT = nemotron_h("M*EMEM*E", moe_latent_size=8)
 NEMOTRON_ONE_GROUP = nemotron_h("MME*", n_groups=1)
+NEMOTRON_ATTENTION = nemotron_h("*E-*")
 NEMOTRON_MTP = nemotron_h("M*EM", predicts=True, num_nextn_predict_layers=1, mtp_hybrid_override_pattern="*E")
 NEMOTRON_MTPS = nemotron_h("M*EM", predicts=True, num_nextn_predict_layers=2, mtp_hybrid_override_pattern="*ME-")
 QWEN3_NEXT_CONFIG = dict(
@@ -990,6 +997,7 @@ LLAMA4_QUERIES = flat("queries.{layer}", "dp", 48 * 24, [("model.layers.{layer}.
 
 MAMBA = [
     ("mamba: one rank to one rank", NEMOTRON, megatron(), vllm()),
+    ("mamba: no such layer", NEMOTRON_ATTENTION, megatron(tp=2, pp=2), vllm(tp=2)),
     ("mamba: ep4 tp2 to tp4, two engines", NEMOTRON, megatron(tp=2, dp=4, ep=4), vllm(tp=4, replicas=2)),
     ("mamba: tp4 pp2 ep8 to tp2 pp2", NEMOTRON, megatron(tp=4, pp=2, dp=2, ep=8), vllm(tp=2, pp=2)),
     ("mamba: etp2 to expert_parallel", NEMOTRON, megatron(tp=2, dp=2, ep=2, etp=2), vllm(tp=4, expert_parallel=True)),
@@ -1003,7 +1011,8 @@ MAMBA = [
     ),
     ("mamba: one group, whole on each of four", NEMOTRON_ONE_GROUP, megatron(dp=4, ep=4), vllm(tp=4)),
     ("mamba: one group, pp2 to tp2 pp2", NEMOTRON_ONE_GROUP, megatron(pp=2), vllm(tp=2, pp=2), FOUR_PER_HOST),
-    ("mamba: fp32 scalars, names after 0.16", NEMOTRON, megatron(tp=2, mamba_fp32=True, version="0.17.0"), vllm(tp=2)),
+    ("mamba: fp32 scalars, names of 0.16", NEMOTRON, megatron(tp=2, mamba_fp32=True, version="0.16.1"), vllm(tp=2)),
+    ("mamba: names of 0.17", NEMOTRON, megatron(tp=2, version="0.17.0"), vllm(tp=2)),
     ("mamba: vllm to fp32 scalars", NEMOTRON, vllm(tp=2), megatron(tp=4, mamba_fp32=True)),
     ("mamba: fp32 router", NEMOTRON, megatron(tp=2), vllm(tp=2, dp=2, expert_parallel=True, router_dtype="fp32")),
     ("mamba: live transformers 5", NEMOTRON, fsdp(dp=2, version="5.19.0"), vllm(tp=2)),

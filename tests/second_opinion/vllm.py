@@ -181,10 +181,14 @@ class Stage:
                 buffers[name] = Buffer(self.dtype, bits, unread=not is_read, optional=not is_read)
 
         embedding = self.vocabulary("model.embed_tokens.weight", tp)
-        add_end("model.embed_tokens.weight", embedding, is_first or drafts or (model.tied and is_last))
+        # False: the engine loaded a checkpoint with a head of its own.
+        has_tied_head = model.tied and self.side.get("tie_word_embeddings", True)
+        add_end("model.embed_tokens.weight", embedding, is_first or drafts or (has_tied_head and is_last))
         add_end("model.norm.weight", self.tensors["model.norm.weight"], is_last)
         if not model.tied:
             add_end("lm_head.weight", self.vocabulary("lm_head.weight", tp), is_last)
+        elif not has_tied_head and (is_last or model.family in WHOLE_ENDS):
+            buffers["lm_head.weight"] = Buffer(self.dtype, embedding, unread=True, optional=not is_last)
         return buffers
 
 

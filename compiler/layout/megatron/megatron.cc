@@ -97,6 +97,8 @@ class MegatronLayout {
   void AddFusedExperts(const Chunk& chunk, const LayerBlock& block,
                        Range experts, EvenPart part,
                        std::vector<BufferId>& out);
+  // Whether the model is of the class with mixers of several kinds.
+  bool IsHybrid() const;
   std::vector<BufferId> NormAndHead(const Chunk& chunk, int64_t tensor);
 
   // The buffers of a chunk's layers that are not experts'.
@@ -449,14 +451,17 @@ void MegatronLayout::AddFusedExperts(const Chunk& chunk,
       [&](const Param& param) { return DownBiasOfExperts(param, experts); });
 }
 
+bool MegatronLayout::IsHybrid() const {
+  const Architecture& architecture = context_.model.architecture;
+  return architecture.mamba.has_value() || architecture.family->megatron.hybrid;
+}
+
 std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,
                                                   int64_t tensor) {
   std::vector<BufferId> out;
   if (!chunk.last) return out;
-  // The block of a model with Mamba mixers is another class.
   const std::string_view final_norm =
-      context_.model.architecture.mamba.has_value() ? "final_norm"
-                                                    : "final_layernorm";
+      IsHybrid() ? "final_norm" : "final_layernorm";
   for (const ParamId id : table_.Params(kFinalNorm)) {
     out.push_back(context_.buffers.Intern(WholeTensor(
         context_,
@@ -491,13 +496,13 @@ Chunk MegatronLayout::ChunkOf(int64_t stage, int64_t number,
                  .predicts = last && architecture.mtp_layers > 0};
   if (!chunk.predicts) return chunk;
   const Range all = {architecture.layers, architecture.all_layers()};
-  if (!architecture.mamba.has_value()) {
+  if (!IsHybrid()) {
     chunk.blocks.push_back({.layers = all,
                             .layer = "mtp.layers.{0}.mtp_model_layer.",
                             .prediction = "mtp.layers.{0}."});
     return chunk;
   }
-  // Of a model with Mamba mixers, each prediction is made by a block of layers.
+  // Of a hybrid model, each prediction is made by a block of layers.
   for (int64_t begin = all.begin; begin < all.end;
        begin += architecture.mtp_block) {
     const std::string prediction = absl::StrFormat(

@@ -32,8 +32,8 @@ void AddMambaMixers(const MambaSizes& mamba, const SideSpec& side,
   add("mixer.dt_bias", {kMambaDtBias}, row_part);
   add("mixer.A_log", {kMambaALog}, declared_fp32);
   add("mixer.D", {kMambaD}, declared_fp32);
-  // A module of its own up to 0.16, the newest that is released.
-  const bool has_module = !side.version.given || !IsSince(side, {0, 17});
+  // A module of its own up to 0.16.
+  const bool has_module = !IsSince(side, {0, 17});
   add(has_module ? "mixer.conv1d.weight" : "mixer.conv1d_weight", {kMambaConv},
       conv_rows);
   add(has_module ? "mixer.conv1d.bias" : "mixer.conv1d_bias", {kMambaConvBias},

@@ -84,6 +84,10 @@ class VllmLayout {
                                            int64_t tensor);
   std::vector<BufferId> Experts(const ExpertSlice& slice, int64_t stage,
                                 Range layers, int64_t expert_rank);
+  // Whether the head is the embedding's tensor.
+  bool HasTiedHead() const;
+  // What the head is called that a tied model has none of.
+  std::string TiedHeadName() const;
   std::vector<BufferId> NormAndHead(int64_t stage, int64_t tensor);
 
   // One stack per group of the layers that have `roles`: of the stage's own
@@ -175,6 +179,15 @@ void VllmLayout::CheckSizes(SizeChecks& checks) {
   gate_up_order_ = CheckMoeBackend(side, checks);
   CheckFusedExperts(context_, table_, gate_up_order_, checks);
   CheckDraft(checks, tensor);
+  const Located<bool>& ties = side.tie_word_embeddings;
+  if (ties.given && ties.value && !context_.model.architecture.tied) {
+    checks.Report(
+        ties.place,
+        absl::StrFormat("%s.tie_word_embeddings is true, and this %s "
+                        "is not tied; wanted no such key",
+                        side.key,
+                        context_.model.architecture.family->model_type));
+  }
   CheckAttentionBackend(checks, tensor);
   if (!traits_.pipeline_parallel && sizes_.pipeline > 1) {
     checks.Report(
@@ -342,7 +355,7 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   const bool drafts = last && architecture.mtp_layers > 0;
   const bool reads_embedding = stage == 0 ||
                                (drafts && !traits_.draft_has_prefix) ||
-                               (architecture.tied && last);
+                               (last && HasTiedHead());
   // vLLM builds the tower on each stage.
   const EvenPart tensor_part = {sizes_.tensor, tensor};
   AddTower(context_, table_, traits_.renames,
@@ -574,15 +587,39 @@ std::vector<BufferId> VllmLayout::NormAndHead(int64_t stage, int64_t tensor) {
     AddEnd(last, /*is_built=*/true,
            WholeTensor(context_, table_.param(id).name, id), out);
   }
-  // Tied: the head is the embedding's own tensor and has no name.
-  if (context_.model.architecture.tied) return out;
+  const bool has_head =
+      traits_.every_stage == VllmTraits::EveryStage::kVocabulary ||
+      traits_.every_stage == VllmTraits::EveryStage::kEnds;
   for (const ParamId id : table_.Params(kOutputHead)) {
-    AddEnd(last,
-           traits_.every_stage == VllmTraits::EveryStage::kVocabulary ||
-               traits_.every_stage == VllmTraits::EveryStage::kEnds,
+    AddEnd(last, has_head,
            ServingVocabulary(context_, id, {sizes_.tensor, tensor}), out);
   }
+  // The head is the embedding's own tensor and has no name.
+  if (!context_.model.architecture.tied || HasTiedHead()) return out;
+  for (const ParamId id : table_.Params(kEmbedding)) {
+    Buffer head = ServingVocabulary(context_, id, {sizes_.tensor, tensor});
+    head.name = TiedHeadName();
+    if (last && context_.which == fb::Side::kSource) {
+      head = SkippedCopy(
+          std::move(head), SkipReason::kTied,
+          absl::StrFormat("a copy of the tied %s, which the first stage sends",
+                          table_.param(id).name));
+    }
+    AddEnd(last, has_head, std::move(head), out);
+  }
   return out;
+}
+
+bool VllmLayout::HasTiedHead() const {
+  return context_.model.architecture.tied &&
+         context_.side.tie_word_embeddings.value;
+}
+
+std::string VllmLayout::TiedHeadName() const {
+  for (const Skip& skip : context_.model.skips) {
+    if (skip.reason == SkipReason::kTied) return skip.name;
+  }
+  return "lm_head.weight";
 }
 
 SideLayout VllmLayout::LayOut() {

@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "compiler/model/decoder.h"
@@ -18,8 +22,12 @@ void AddIndexers(ConfigReader& config, DecoderBuilder& decoder, Model& model) {
                  "q_lora_rank is missing, which the indexer reads; wanted the "
                  "rank of queries");
   }
+  const std::vector<std::string> types = config.StringsOr("indexer_types", {});
+  const bool all_full =
+      std::all_of(types.begin(), types.end(),
+                  [](const std::string& type) { return type == "full"; });
   if (config.SizeOr("index_topk_freq", 1) != 1 ||
-      config.Has("index_topk_pattern") || config.Has("indexer_types")) {
+      config.Has("index_topk_pattern") || !all_full) {
     config.Error("model_type",
                  "layers that share an indexer (index_topk_freq, "
                  "index_topk_pattern, indexer_types) are not supported; wanted "
@@ -43,6 +51,7 @@ void AddIndexers(ConfigReader& config, DecoderBuilder& decoder, Model& model) {
 struct DeepseekForm {
   bool sparse_attention = false;
   RouterCorrection correction = RouterCorrection::kByTopkMethod;
+  DenseLayers dense = DenseLayers::kCounted;
 };
 
 void BuildWith(ConfigReader& config, Model& model, const DeepseekForm& form) {
@@ -51,22 +60,49 @@ void BuildWith(ConfigReader& config, Model& model, const DeepseekForm& form) {
     config.Error("attention_bias",
                  "attention_bias true is not supported; wanted false");
   }
+  if (form.sparse_attention) config.ExpectFalse("mlp_bias");
   decoder.ReadMtpLayers();
   decoder.Begin();
   decoder.AddLatentAttention();
   if (form.sparse_attention) AddIndexers(config, decoder, model);
-  AddSharedExpertLayers(config, decoder, model, form.correction);
+  AddSharedExpertLayers(config, decoder, model, form.correction, form.dense);
   decoder.End();
 }
 
-void Build(ConfigReader& config, Model& model) { BuildWith(config, model, {}); }
-
-void BuildGlm4MoeLite(ConfigReader& config, Model& model) {
-  BuildWith(config, model, {.correction = RouterCorrection::kAlways});
+void Build(ConfigReader& config, Model& model) {
+  config.Defaults({{"q_lora_rank", 1536},
+                   {"first_k_dense_replace", 3},
+                   {"n_shared_experts", 1}});
+  BuildWith(config, model, {});
 }
 
-void BuildSparse(ConfigReader& config, Model& model) {
-  BuildWith(config, model, {.sparse_attention = true});
+// transformers has no class of it, so nothing is known of keys that are
+// missing.
+void BuildKimiK2(ConfigReader& config, Model& model) {
+  BuildWith(config, model, {});
+}
+
+void BuildGlm4MoeLite(ConfigReader& config, Model& model) {
+  config.Defaults({{"q_lora_rank", 768}, {"n_shared_experts", 1}});
+  BuildWith(
+      config, model,
+      {.correction = RouterCorrection::kAlways, .dense = DenseLayers::kListed});
+}
+
+void BuildSparse(ConfigReader& config, Model& model, int64_t query_rank) {
+  config.Defaults({{"q_lora_rank", query_rank},
+                   {"first_k_dense_replace", 3},
+                   {"n_shared_experts", 1}});
+  BuildWith(config, model,
+            {.sparse_attention = true, .dense = DenseLayers::kListedOrCounted});
+}
+
+void BuildV32(ConfigReader& config, Model& model) {
+  BuildSparse(config, model, 1536);
+}
+
+void BuildGlm(ConfigReader& config, Model& model) {
+  BuildSparse(config, model, 2048);
 }
 
 // SGLang's authors checked fused shared experts with 256 experts.
@@ -82,16 +118,16 @@ extern const Family kDeepseekV3 = {
 // SGLang fuses the shared experts of the classes DeepseekV3 and GlmMoeDsa
 // alone.
 extern const Family kDeepseekV32 = {.model_type = "deepseek_v32",
-                                    .build = BuildSparse,
+                                    .build = BuildV32,
                                     .megatron = {.known = false}};
 
 extern const Family kGlmMoeDsa = {.model_type = "glm_moe_dsa",
-                                  .build = BuildSparse,
+                                  .build = BuildGlm,
                                   .sglang = kSglang,
                                   .megatron = {.known = false}};
 
 extern const Family kKimiK2 = {
-    .model_type = "kimi_k2", .build = Build, .sglang = kSglang};
+    .model_type = "kimi_k2", .build = BuildKimiK2, .sglang = kSglang};
 
 extern const Family kGlm4MoeLite = {
     .model_type = "glm4_moe_lite",

@@ -26,6 +26,9 @@ constexpr Compression kNotCompressed = {0, "sliding_attention"};
 constexpr Compression kSparse = {4, "compressed_sparse_attention"};
 constexpr Compression kHeavy = {128, "heavily_compressed_attention"};
 constexpr std::array kCompressions = {kNotCompressed, kSparse, kHeavy};
+// What says it of all layers.
+constexpr std::string_view kTypes = "layer_types";
+constexpr std::string_view kRates = "compress_ratios";
 
 class DeepseekV4Builder {
  public:
@@ -38,8 +41,9 @@ class DeepseekV4Builder {
   // Reports what would give the model other parameters.
   void CheckConfig();
   void CheckRates();
-  // By layer; shorter after an error.
+  // By layer; empty after an error.
   std::vector<Compression> ReadCompressions();
+  std::vector<Compression> ReadCompressions(std::string_view key);
   int64_t ReadHashLayers();
 
   void AddAttention();
@@ -105,10 +109,34 @@ void DeepseekV4Builder::CheckRates() {
 }
 
 std::vector<Compression> DeepseekV4Builder::ReadCompressions() {
-  constexpr std::string_view kTypes = "layer_types";
-  constexpr std::string_view kRates = "compress_ratios";
+  const int64_t layers = model_.architecture.layers;
   const bool by_type = config_.Has(kTypes);
-  const std::string_view key = by_type ? kTypes : kRates;
+  if (!by_type && !config_.Has(kRates)) {
+    config_.Error(kTypes, absl::StrFormat("missing keys \"%s\" and \"%s\"; "
+                                          "wanted one of them",
+                                          kTypes, kRates));
+    return {};
+  }
+  std::vector<Compression> found = ReadCompressions(by_type ? kTypes : kRates);
+  if (by_type && config_.Has(kRates) && !found.empty()) {
+    const std::vector<Compression> rates = ReadCompressions(kRates);
+    for (int64_t layer = 0; layer < layers && !rates.empty(); ++layer) {
+      if (rates[layer].rate == found[layer].rate) continue;
+      config_.Error(
+          kTypes,
+          absl::StrFormat("%s of layer %d is %s, and %s says %d: frameworks "
+                          "differ in which they read; wanted both alike",
+                          kTypes, layer, found[layer].layer_type, kRates,
+                          rates[layer].rate));
+      return {};
+    }
+  }
+  return found;
+}
+
+std::vector<Compression> DeepseekV4Builder::ReadCompressions(
+    std::string_view key) {
+  const bool by_type = key == kTypes;
   std::vector<Compression> found;
   const auto add = [&](std::string_view word, const auto& is_it) {
     const auto known =
@@ -122,11 +150,12 @@ std::vector<Compression> DeepseekV4Builder::ReadCompressions() {
                                             "attention"
                                           : "0, 4 or 128"));
   };
-  for (const std::string& word : config_.StringsOr(kTypes, {})) {
-    add(Quoted(word),
-        [&](const Compression& known) { return known.layer_type == word; });
-  }
-  if (!by_type) {
+  if (by_type) {
+    for (const std::string& word : config_.StringsOr(kTypes, {})) {
+      add(Quoted(word),
+          [&](const Compression& known) { return known.layer_type == word; });
+    }
+  } else {
     for (const int64_t rate : config_.IntegersOr(kRates, {})) {
       add(absl::StrFormat("%d", rate),
           [&](const Compression& known) { return known.rate == rate; });
@@ -145,22 +174,31 @@ std::vector<Compression> DeepseekV4Builder::ReadCompressions() {
 }
 
 int64_t DeepseekV4Builder::ReadHashLayers() {
-  constexpr std::string_view kTypes = "mlp_layer_types";
+  constexpr std::string_view kMlpTypes = "mlp_layer_types";
   const int64_t layers = model_.architecture.layers;
-  if (!config_.Has(kTypes)) {
+  if (!config_.Has(kMlpTypes)) {
     return std::min(config_.CountOr("num_hash_layers", 3), layers);
   }
-  const std::vector<std::string> types = config_.StringsOr(kTypes, {});
+  const std::vector<std::string> types = config_.StringsOr(kMlpTypes, {});
   const int64_t hash = std::count(types.begin(), types.end(), "hash_moe");
   const int64_t moe = std::count(types.begin(), types.end(), "moe");
   if (hash + moe != layers || std::find(types.begin(), types.begin() + hash,
                                         "moe") != types.begin() + hash) {
-    config_.Error(
-        kTypes, absl::StrFormat("mlp_layer_types has %d layers, of which %d "
-                                "are hash_moe and %d moe; wanted %d, hash_moe "
-                                "first",
-                                types.size(), hash, moe, layers));
+    config_.Error(kMlpTypes, absl::StrFormat(
+                                 "mlp_layer_types has %d layers, of which %d "
+                                 "are hash_moe and %d moe; wanted %d, hash_moe "
+                                 "first",
+                                 types.size(), hash, moe, layers));
     return 0;
+  }
+  constexpr std::string_view kCount = "num_hash_layers";
+  if (const int64_t count = std::min(config_.CountOr(kCount, hash), layers);
+      count != hash) {
+    config_.Error(kMlpTypes,
+                  absl::StrFormat("%s has %d layers hash_moe, and %s is %d: "
+                                  "frameworks differ in which they read; "
+                                  "wanted both alike",
+                                  kMlpTypes, hash, kCount, count));
   }
   return hash;
 }
@@ -296,6 +334,7 @@ void DeepseekV4Builder::Build() {
 // Attention whose keys are values, compressed over tokens, with a grouped
 // output projection; all layers have experts; hyper-connections.
 void Build(ConfigReader& config, Model& model) {
+  config.Default("head_dim", 512);
   DeepseekV4Builder(config, model).Build();
 }
 

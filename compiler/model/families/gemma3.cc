@@ -14,7 +14,8 @@ namespace {
 
 // Attention and MLP have a norm before and one after. Published files leave out
 // what the classes of transformers have as defaults.
-void BuildText(ConfigReader& config, Model& model, std::string_view prefix) {
+void BuildText(ConfigReader& config, Model& model, std::string_view prefix,
+               bool tied) {
   using enum ParamRole;
   for (const auto& [key, value] :
        std::initializer_list<std::pair<std::string_view, int64_t>>{
@@ -29,7 +30,7 @@ void BuildText(ConfigReader& config, Model& model, std::string_view prefix) {
   decoder.NameModel(absl::StrFormat("%smodel.", prefix),
                     absl::StrFormat("%slm_head.weight", prefix));
   Architecture& a = model.architecture;
-  a.tied = config.FlagOr("tie_word_embeddings", true);
+  a.tied = tied;
   const IndexDim layers = decoder.AllLayers();
   decoder.Begin();
   decoder.AddAttention({.query_key_norm = true});
@@ -43,7 +44,9 @@ void BuildText(ConfigReader& config, Model& model, std::string_view prefix) {
   decoder.End();
 }
 
-void Build(ConfigReader& config, Model& model) { BuildText(config, model, ""); }
+void Build(ConfigReader& config, Model& model) {
+  BuildText(config, model, "", config.FlagOr("tie_word_embeddings", true));
+}
 
 // Engines leave out the head that pools an image. transformers builds it unless
 // the config denies it.
@@ -113,7 +116,7 @@ void BuildWithVision(ConfigReader& config, Model& model) {
       model.stored_beside.emplace_back(other);
     }
   }
-  BuildText(text, model, "language_model.");
+  BuildText(text, model, "language_model.", ReadTied(config, text, true));
 }
 
 constexpr Rename kSglangNames[] = {

@@ -5,6 +5,7 @@ namespace refit {
 namespace {
 
 void Build(ConfigReader& config, Model& model) {
+  config.Defaults({{"first_k_dense_replace", 1}, {"n_shared_experts", 1}});
   DecoderBuilder decoder(config, model);
   decoder.ReadMtpLayers();
   decoder.Begin();

@@ -14,7 +14,13 @@ namespace {
 // columns alternate. A checkpoint in MXFP4 stores the same params packed.
 void Build(ConfigReader& config, Model& model) {
   using enum ParamRole;
+  config.Default("head_dim", 64);
   DecoderBuilder decoder(config, model);
+  if (!config.FlagOr("attention_bias", true)) {
+    config.Error("attention_bias",
+                 "attention_bias false is not supported: engines have the "
+                 "biases all the same; wanted true");
+  }
   Architecture& a = model.architecture;
   a.experts = config.Count("num_local_experts");
   const int64_t intermediate = config.Size("intermediate_size");

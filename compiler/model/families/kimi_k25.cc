@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +44,7 @@ std::string_view KeyOf(std::string_view prefixed, std::string_view key,
 
 // Reports a size that other keys say too.
 void CheckSame(std::string_view key, int64_t wanted, ConfigReader& config) {
-  if (!config.Has(key) || config.Size(key) == wanted) return;
+  if (!config.HasOrDefault(key) || config.Size(key) == wanted) return;
   config.Error(key, absl::StrFormat("%s %d is not the %d that other keys say, "
                                     "and frameworks differ in which they "
                                     "read; wanted both alike",
@@ -120,9 +121,14 @@ void AddTower(ConfigReader& config, ConfigReader& text, Model& model,
   connector.AddLinear(projector.second, kTowerWhole, text_hidden, merged);
 }
 
+using ClassDefaults =
+    std::initializer_list<std::pair<std::string_view, int64_t>>;
+
 // A language model of deepseek_v3 with a tower.
-void BuildWith(ConfigReader& config, Model& model, const Projector& projector) {
+void BuildWith(ConfigReader& config, Model& model, const Projector& projector,
+               ClassDefaults of_class) {
   ConfigReader text = config.Text();
+  text.Defaults(of_class);
   model.quant_method = text.QuantMethod();
   if (model.vision) {
     AddTower(config, text, model, projector);
@@ -131,6 +137,7 @@ void BuildWith(ConfigReader& config, Model& model, const Projector& projector) {
     model.stored_beside.push_back(absl::StrFormat("%s*", projector.root));
   }
   DecoderBuilder decoder(text, model, HeadForm::kLatent);
+  model.architecture.tied = ReadTied(config, text, std::nullopt);
   decoder.NameModel("language_model.model.", "language_model.lm_head.weight");
   text.ExpectFalse("attention_bias");
   decoder.Begin();
@@ -140,11 +147,16 @@ void BuildWith(ConfigReader& config, Model& model, const Projector& projector) {
 }
 
 void BuildK25(ConfigReader& config, Model& model) {
-  BuildWith(config, model, kK25Projector);
+  config.Default("projection_hidden_size", 1152);
+  BuildWith(config, model, kK25Projector,
+            {{"q_lora_rank", 1536},
+             {"first_k_dense_replace", 3},
+             {"n_shared_experts", 1}});
 }
 
 void BuildVl(ConfigReader& config, Model& model) {
-  BuildWith(config, model, kVlProjector);
+  // transformers has no class of it, so nothing is known of missing keys.
+  BuildWith(config, model, kVlProjector, {});
 }
 
 constexpr Rename kK25VllmNames[] = {

@@ -5,6 +5,8 @@ namespace refit {
 namespace {
 
 void Build(ConfigReader& config, Model& model) {
+  config.Default("num_key_value_heads",
+                 config.SizeOr("num_attention_heads", 1));
   DecoderBuilder decoder(config, model);
   const bool bias = config.FlagOr("attention_bias", false);
   config.ExpectFalse("mlp_bias");

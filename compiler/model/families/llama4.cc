@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,9 +38,12 @@ IndexDim ReadMoeLayers(ConfigReader& config, int64_t layers) {
 
 // The rows of queries and keys are in rotary pairs. The experts of a layer are
 // one tensor, [expert, in, out], the gates' columns before the ups'.
-void BuildUnder(std::string_view prefix, ConfigReader& config, Model& model) {
+void BuildUnder(std::string_view prefix, ConfigReader& config, Model& model,
+                std::optional<bool> tied) {
   using enum ParamRole;
+  config.Default("head_dim", 128);
   DecoderBuilder decoder(config, model);
+  if (tied.has_value()) model.architecture.tied = *tied;
   decoder.NameModel(absl::StrFormat("%smodel.", prefix),
                     absl::StrFormat("%slm_head.weight", prefix));
   config.ExpectFalse("attention_bias");
@@ -78,7 +82,7 @@ void BuildUnder(std::string_view prefix, ConfigReader& config, Model& model) {
 }
 
 void BuildText(ConfigReader& config, Model& model) {
-  BuildUnder("", config, model);
+  BuildUnder("", config, model, std::nullopt);
 }
 
 void AddTower(ConfigReader& config, ConfigReader& text, Model& model) {
@@ -159,7 +163,7 @@ void Build(ConfigReader& config, Model& model) {
       model.stored_beside.emplace_back(other);
     }
   }
-  BuildUnder("language_model.", text, model);
+  BuildUnder("language_model.", text, model, ReadTied(config, text, false));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace {
 // layers are not moved.
 void Build(ConfigReader& config, Model& model) {
   using enum ParamRole;
+  config.Default("head_dim", 128);
   DecoderBuilder decoder(config, model);
   const Architecture& a = model.architecture;
   const IndexDim layers = decoder.AllLayers();
@@ -36,7 +37,15 @@ void Build(ConfigReader& config, Model& model) {
   decoder.AddExperts(
       layers, "block_sparse_moe", {.gate = "w1", .up = "w3", .down = "w2"},
       config.Count("num_local_experts"), config.Size("intermediate_size"));
-  if (config.FlagOr("use_routing_bias", false)) {
+  // transformers has the bias whatever the file says.
+  if (!config.FlagOr("use_routing_bias", false)) {
+    config.Error(
+        "use_routing_bias",
+        absl::StrFormat("use_routing_bias is %s, and vLLM then holds no "
+                        "e_score_correction_bias, which the checkpoint "
+                        "has; wanted true",
+                        config.Has("use_routing_bias") ? "false" : "missing"));
+  } else {
     add("block_sparse_moe.e_score_correction_bias", kRouterCorrection,
         {a.experts})
         .dtype = DType::kFp32;

@@ -28,28 +28,43 @@ constexpr std::array kLayerKinds = {LayerKind{'M', "mamba"},
                                     LayerKind{'M', "linear_attention"},
                                     LayerKind{'*', "full_attention"}};
 
-// One letter a layer, from a string of them or from a list of words.
+// One letter a layer, from a list of words.
+std::string ReadWords(ConfigReader& config, std::string_view key) {
+  std::string pattern;
+  for (const std::string& word : config.StringsOr(key, {})) {
+    const auto kind =
+        std::find_if(kLayerKinds.begin(), kLayerKinds.end(),
+                     [&](const LayerKind& k) { return k.word == word; });
+    if (kind == kLayerKinds.end()) {
+      config.Error(key, absl::StrFormat("%s has a layer %s; wanted mamba "
+                                        "(linear_attention), moe, attention "
+                                        "(full_attention) or mlp",
+                                        key, Quoted(word)));
+      return pattern;
+    }
+    pattern += kind->letter;
+  }
+  return pattern;
+}
+
+// One letter a layer, from a string of them or from a list of words. Where the
+// file has both, they are alike.
 std::string ReadPattern(ConfigReader& config, std::string_view letters_key,
                         std::string_view words_key) {
   if (!config.Has(letters_key) && config.Has(words_key)) {
-    std::string pattern;
-    for (const std::string& word : config.StringsOr(words_key, {})) {
-      const auto kind =
-          std::find_if(kLayerKinds.begin(), kLayerKinds.end(),
-                       [&](const LayerKind& k) { return k.word == word; });
-      if (kind == kLayerKinds.end()) {
-        config.Error(words_key,
-                     absl::StrFormat("%s has a layer %s; wanted mamba "
-                                     "(linear_attention), moe, attention "
-                                     "(full_attention) or mlp",
-                                     words_key, Quoted(word)));
-        return pattern;
-      }
-      pattern += kind->letter;
-    }
-    return pattern;
+    return ReadWords(config, words_key);
   }
   const std::string pattern = config.String(letters_key);
+  if (config.Has(words_key)) {
+    const std::string words = ReadWords(config, words_key);
+    if (words != pattern) {
+      config.Error(words_key,
+                   absl::StrFormat("%s says %s, and %s %s: frameworks differ "
+                                   "in which they read; wanted both alike",
+                                   words_key, Quoted(words), letters_key,
+                                   Quoted(pattern)));
+    }
+  }
   const size_t unknown = pattern.find_first_not_of("ME*-");
   if (unknown != std::string::npos) {
     config.Error(letters_key,
@@ -274,6 +289,7 @@ void NemotronBuilder::AddExperts(const IndexDim& layers) {
 // A layer is one mixer behind one norm: Mamba-2, attention, an MLP without
 // gate, or experts without gate beside a shared one.
 void Build(ConfigReader& config, Model& model) {
+  config.Default("head_dim", 128);
   NemotronBuilder(config, model).Build();
 }
 
@@ -291,6 +307,7 @@ extern const Family kNemotronH = {
              .every_stage = VllmTraits::EveryStage::kEnds,
              .draft_has_prefix = true},
     .sglang = {.renames = kEngineNames},
+    .megatron = {.hybrid = true},
     .transformers = {.renames_since_5 = kTransformersNames},
 };
 

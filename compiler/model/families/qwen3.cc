@@ -1,3 +1,5 @@
+#include <cstdint>
+
 #include "compiler/model/decoder.h"
 #include "compiler/model/families/qwen3_tower.h"
 #include "compiler/model/family.h"
@@ -15,7 +17,11 @@ void AddLayers(ConfigReader& config, DecoderBuilder& decoder) {
   decoder.End();
 }
 
+// That of the class, whatever the hidden size is.
+constexpr int64_t kHeadDim = 128;
+
 void Build(ConfigReader& config, Model& model) {
+  config.Default("head_dim", kHeadDim);
   DecoderBuilder decoder(config, model);
   AddLayers(config, decoder);
 }
@@ -23,6 +29,7 @@ void Build(ConfigReader& config, Model& model) {
 // The model with a vision tower.
 void BuildWithVision(ConfigReader& config, Model& model) {
   ConfigReader text = config.Text();
+  text.Default("head_dim", kHeadDim);
   AddQwen3Tower(config, text, model, Deepstack::kByConfig);
   DecoderBuilder decoder(text, model);
   model.architecture.tied = config.FlagOr("tie_word_embeddings", false);

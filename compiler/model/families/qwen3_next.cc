@@ -1,3 +1,4 @@
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,7 +23,15 @@ struct Form {
   bool separate_projections = false;
   bool stacked_experts = false;
   bool sparse = true;  // experts in layers, else dense MLPs
+  std::optional<bool> tied =
+      {};  // nullopt: as the language model's config says
 };
+
+// That of the classes.
+ConfigReader& WithDefaults(ConfigReader& config) {
+  config.Default("head_dim", 256);
+  return config;
+}
 
 class Qwen3NextBuilder {
  public:
@@ -30,8 +39,9 @@ class Qwen3NextBuilder {
       : config_(config),
         model_(model),
         form_(form),
-        decoder_(config, model),
+        decoder_(WithDefaults(config), model),
         prefix_(form.prefix) {
+    if (form.tied.has_value()) model.architecture.tied = *form.tied;
     decoder_.NameModel(absl::StrFormat("%s.", prefix_));
   }
 
@@ -261,6 +271,7 @@ void BuildSparseText(ConfigReader& config, Model& model) {
 void BuildWithVision(ConfigReader& config, Model& model, Form form) {
   form.prefix = "model.language_model";
   ConfigReader text = config.Text();
+  form.tied = ReadTied(config, text, false);
   AddQwen3Tower(config, text, model, Deepstack::kNone);
   Qwen3NextBuilder(text, model, form).Build();
 }

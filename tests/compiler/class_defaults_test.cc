@@ -1,0 +1,117 @@
+// Keys that a config.json leaves out, beside what transformers' classes then
+// have: tests/models/class_defaults.json, which class_defaults.py writes.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "compiler/model/model.h"
+#include "rapidjson/document.h"
+#include "rapidjson/istreamwrapper.h"
+#include "rapidjson/stringbuffer.h"
+#include "rapidjson/writer.h"
+#include "tests/compiler/temporary_directory.h"
+
+namespace refit {
+namespace {
+
+using Json = rapidjson::Value;
+
+std::string TextOf(const Json& value) {
+  rapidjson::StringBuffer buffer;
+  rapidjson::Writer<rapidjson::StringBuffer> writer(buffer);
+  value.Accept(writer);
+  return buffer.GetString();
+}
+
+// All that the config says of the model, or the errors.
+struct Reading {
+  std::string model;
+  std::string errors;
+};
+
+Reading Read(const Json& config) {
+  const TemporaryDirectory directory;
+  Job job;
+  job.model.config_path = directory.Write("config.json", TextOf(config));
+  if (config.HasMember("vision_config")) {
+    job.source.vision = {.value = true, .place = {}, .given = true};
+  }
+  Diagnostics diagnostics;
+  const std::optional<Model> model = ReadModel(job, diagnostics);
+  Reading reading = {.model = "",
+                     .errors = directory.Relative(diagnostics.Render())};
+  if (!model.has_value()) return reading;
+  reading.model = ModelListing(*model);
+  for (const Skip& skip : model->skips) {
+    absl::StrAppend(&reading.model, skip.name, " is left out\n");
+  }
+  return reading;
+}
+
+// The object of the config that has the last part of "text_config.head_dim",
+// and that part.
+std::pair<Json*, std::string> Find(Json& config, const std::string& path) {
+  Json* object = &config;
+  std::string key = path;
+  if (const size_t dot = path.find('.'); dot != std::string::npos) {
+    object = &config[path.substr(0, dot).c_str()];
+    key = path.substr(dot + 1);
+  }
+  return {object, key};
+}
+
+// Some keys that must not be refused: the class's default is known.
+constexpr const char* kDefaulted[] = {
+    "deepseek_v3 first_k_dense_replace",
+    "deepseek_v3 n_shared_experts",
+    "deepseek_v3 q_lora_rank",
+    "glm4_moe first_k_dense_replace",
+    "glm4_moe n_shared_experts",
+    "gpt_oss head_dim",
+    "qwen3 head_dim",
+};
+
+TEST(ClassDefaultsTest, WhatAConfigLeavesOutIsTheClassesOrIsRefused) {
+  std::ifstream file(REFIT_SOURCE_DIR "/tests/models/class_defaults.json");
+  rapidjson::IStreamWrapper stream(file);
+  rapidjson::Document table;
+  table.ParseStream(stream);
+  ASSERT_FALSE(table.HasParseError());
+  std::set<std::string> defaulted;
+  for (auto& [name, entry] : table["families"].GetObject()) {
+    const std::string family = name.GetString();
+    const Reading whole = Read(entry["config"]);
+    ASSERT_EQ(whole.errors, "") << family;
+    for (auto& [left_out, value] : entry["left_out"].GetObject()) {
+      const std::string path = left_out.GetString();
+      rapidjson::Document without;
+      without.CopyFrom(entry["config"], without.GetAllocator());
+      const auto [object, key] = Find(without, path);
+      object->RemoveMember(key.c_str());
+      const Reading found = Read(without);
+      Json of_class(value, without.GetAllocator());
+      object->AddMember(Json(key.c_str(), without.GetAllocator()), of_class,
+                        without.GetAllocator());
+      const Reading wanted = Read(without);
+      if (!found.errors.empty()) continue;
+      EXPECT_EQ(wanted.errors, "") << family << " " << path;
+      // Not EXPECT_EQ, which takes minutes to print the difference.
+      EXPECT_TRUE(found.model == wanted.model)
+          << family << ": without " << path << " the class has "
+          << TextOf((*object)[key.c_str()]);
+      if (found.model != whole.model) {
+        defaulted.insert(absl::StrCat(family, " ", path));
+      }
+    }
+  }
+  for (const char* key : kDefaulted)
+    EXPECT_TRUE(defaulted.contains(key)) << key;
+}
+
+}  // namespace
+}  // namespace refit
