@@ -258,6 +258,11 @@ class Sender:
                 found["refit/change_rate"] = report.change_rate
         return found
 
+    @property
+    def stats(self) -> Optional[dict[str, Any]]:
+        """What this trainer's last refit did, as `Executor.stats` tells it; None before the first and after an update that failed."""
+        return None if self._executor is None else self._executor.stats()
+
     def ask_dense(self) -> None:
         """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
         self._dense = True

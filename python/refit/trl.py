@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import os
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from accelerate.utils import broadcast_object_list, is_peft_model
 from trl.generation.vllm_client import VLLMClient
@@ -40,8 +40,8 @@ class Updates:
     """A training process's part of the updates; the main process also tells the server's workers theirs."""
 
     def __init__(self, plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapshot_on_host: bool = False,
-                 timeout: float = TIMEOUT_SECONDS):
-        self._path, self._check, self._timeout = os.path.abspath(plan), check, timeout
+                 version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS):
+        self._path, self._check, self._version, self._timeout = os.path.abspath(plan), check, version, timeout
         self._plan = Plan.load(plan)
         self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
@@ -89,7 +89,12 @@ class Updates:
         if self._engine_joined != meeting:
             client.init_weight_transfer_engine({"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout})
             self._engine_joined = meeting
-        update_by(client, {"timeout": self._timeout, "check": self._check})
+        update_by(client, {"timeout": self._timeout, "check": self._check}, None if self._version is None else self._version())
+
+    @property
+    def stats(self) -> Optional[dict[str, Any]]:
+        """What this process's last update did, as `Executor.stats` tells it; None before the first and after one that failed."""
+        return self._sender.stats
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:
@@ -119,11 +124,12 @@ def _refuse_unfit(generation: Any) -> None:
 
 
 def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapshot_on_host: bool = False,
-            timeout: float = TIMEOUT_SECONDS) -> Updates:
+            version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS) -> Updates:
     """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `plan`: a path that
     training processes and vLLM's workers can read. `check`: after each update all ranks compare what they hold, as
-    `Executor.run(check=True)` does. `snapshot_on_host`: of training processes, as `Executor` has it. `timeout`: seconds. Call it
-    again to replace the plan."""
+    `Executor.run(check=True)` does. `snapshot_on_host`: of training processes, as `Executor` has it. `version`: the main process calls
+    it at each update, and vLLM's weight version becomes what it returns. `timeout`: seconds. Call `install` again to replace the
+    plan."""
     release = importlib.metadata.version("trl")
     for owner, name, wanted in _METHODS:
         method = getattr(owner, name, None)
@@ -131,7 +137,7 @@ def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapsh
         if found != wanted:
             raise FailedPrecondition(f"TRL {release} has {'no' if found is None else 'another'} {owner.__name__}.{name}"
                                      f"({'' if found is None else ', '.join(found)}); wanted ({', '.join(wanted)}), as of TRL 1.16")
-    updates = Updates(plan, check=check, snapshot_on_host=snapshot_on_host, timeout=timeout)
+    updates = Updates(plan, check=check, snapshot_on_host=snapshot_on_host, version=version, timeout=timeout)
 
     def init_communicator(self: Any, device: Any = 0) -> None:
         updates.check_server(self)

@@ -43,6 +43,11 @@ def post(server, path, **body):
         return json.loads(response.read())
 
 
+def get(server, path):
+    with urllib.request.urlopen(server + path, timeout=TIMEOUT_SECONDS) as response:
+        return json.loads(response.read())
+
+
 def flags(options):
     """Options of vLLM's `LLM` as those of its server."""
     for name, value in options.items():

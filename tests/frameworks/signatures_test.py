@@ -34,6 +34,8 @@ def later():
 
 
 def main():
+    for framework in signatures.WANTED:
+        assert signatures.release_of(framework)[0].isdigit(), framework
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
         with zipfile.ZipFile(directory / "pack-1-py3-none-any.whl", "w") as wheel:

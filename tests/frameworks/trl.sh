@@ -7,19 +7,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-release=1.16.0 # the one number to raise for a new release
-
-venv=build/venv-vllm
 . tests/frameworks/packages.sh
-install_vllm
-vllm=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-venv=build/venv-trl
-if ! "$venv/bin/python" -c "import importlib.metadata as metadata; assert metadata.version('trl') == '$release'" 2>/dev/null; then
-  make_venv
-  # What TRL imports before it trains, beside vLLM's environment.
-  fetch --no-deps "trl==$release" accelerate peft datasets multiprocess dill xxhash pyarrow pandas python-dateutil pytz
-  echo "$vllm" > "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz-vllm.pth"
-fi
+install_trl
 export PYTHONDONTWRITEBYTECODE=1
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT

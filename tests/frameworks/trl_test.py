@@ -24,7 +24,7 @@ os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "TRL_EXPERIMENTAL_SILENCE": "1"}
 import vllm_workers  # noqa: E402  its environment comes before that of vllm_cpu
 import vllm_cpu  # noqa: E402, I001
 from trainer import TIMEOUT_SECONDS, check_equal, write_checkpoint  # noqa: E402
-from trl_parts import end_of, free_port, grpo_trainer, post, server_of, tokens_of, world_of  # noqa: E402
+from trl_parts import end_of, free_port, get, grpo_trainer, post, server_of, tokens_of, world_of  # noqa: E402
 
 CONFIG = vllm_cpu.FAMILIES["dense"]
 # Training processes, the server's workers, and options of the job.
@@ -116,11 +116,17 @@ def train(arguments):
 
     if arguments.case == "fsdp2":
         take_fsdp_on_cpus()
-    updates = refit.trl.install(arguments.work / "plan.refit", check=True, timeout=TIMEOUT_SECONDS)
+    updates = refit.trl.install(arguments.work / "plan.refit", check=True, timeout=TIMEOUT_SECONDS,
+                                version=lambda: f"version {trainer.state.global_step}")
+    assert updates.stats is None, updates.stats
 
     def reward(completion_ids, **_):
         # TRL has sent its weights and generated; no step was made since.
         record.add(f"step-{trainer.state.global_step}")
+        if trainer.accelerator.is_main_process:
+            held = get(arguments.server, "/weight_info")["weight_version"]
+            assert held == f"version {trainer.state.global_step}", held
+            assert updates.stats["bytes_sent"] > 0, updates.stats
         return [sum(ids) / len(ids) / CONFIG["vocab_size"] for ids in completion_ids]
 
     trainer = trainer_of(arguments, reward)
