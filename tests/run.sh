@@ -7,6 +7,7 @@
 #
 # parts: release, asan (with ubsan), tsan (the executor), dev: presets
 #        fuzz: 30 s of each fuzzer    wheels: built as a release ships them
+#        frameworks: an RL loop of 30 steps, then the frameworks' own packages, 20 GB under build/; by hand
 #        all: release wheels asan fuzz tsan, which CI runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,9 +17,9 @@ if [ ${#parts[@]} -eq 0 ]; then parts=(release); fi
 if [ "${parts[*]}" = all ]; then parts=(release wheels asan fuzz tsan); fi
 for part in "${parts[@]}"; do
   case "$part" in
-    release | asan | tsan | dev | fuzz | wheels) ;;
+    release | asan | tsan | dev | fuzz | wheels | frameworks) ;;
     *)
-      echo "tests/run.sh: there is no part \"$part\"; there are release, asan, tsan, dev, fuzz and wheels, or all" >&2
+      echo "tests/run.sh: there is no part \"$part\"; there are release, asan, tsan, dev, fuzz, wheels and frameworks, or all" >&2
       exit 2
       ;;
   esac
@@ -87,8 +88,19 @@ run_preset() {
   fi
 }
 
+run_frameworks() {
+  step "frameworks: an RL loop"
+  examples/grpo/run.sh --steps 30
+  cmake --build --preset release --target refit_tools refit_package
+  for name in run vllm megatron trl verl skyrl nemo_rl; do
+    step "frameworks: $name"
+    "tests/frameworks/$name.sh"
+  done
+}
+
 for part in "${parts[@]}"; do
   case "$part" in
+    frameworks) run_frameworks ;;
     fuzz | wheels)
       step "$part"
       "tests/$part.sh"
