@@ -25,8 +25,9 @@ def bit(run, send):
     """Flips a bit in vLLM's memory, as a failing device would. The trainer has nothing new to send when the next update finds it."""
     send()
     run.server.call("flip_bit", TENSOR, ELEMENT, BIT)
-    say("✗", f"bit {BIT} of element {ELEMENT} of {TENSOR} flips in vLLM's memory. The next update says:", failure_of(send),
-        "refit.check compares vLLM's memory with a checkpoint of the trainer, and says:", differences(run)[0])
+    say("✗", f"bit {BIT} of element {ELEMENT} of {TENSOR} flips in vLLM's memory.",
+        "refit.check compares vLLM's memory with a checkpoint of the trainer, and says:", differences(run)[0],
+        "The next update says:", failure_of(send))
     say("✓", "the next update writes all:")
 
 
