@@ -3,6 +3,7 @@
 # torch need, and mypy and ruff. Where no package index can be reached the package is left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_CONSTRAINT=$PWD/tests/constraints.txt
 
 venv=build/venv
 mypy=2.4.1 ruff=0.17.6 # later ones may find more

@@ -6,6 +6,7 @@
 # kernels stay empty (tests/frameworks/sglang_stand_ins.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_CONSTRAINT=$PWD/tests/constraints.txt
 
 release=0.5.23 # the numbers to raise for a new SGLang: its own, and what it pins
 alone=(transformers==5.19.0 compressed-tensors==0.18.0 xgrammar==0.2.7 apache-tvm-ffi==0.1.11 outlines==0.1.11 gguf llguidance

@@ -6,14 +6,16 @@
 # download, 4.1 GB on disk, two minutes. Left out is what torch imports on GPUs alone: Triton, CUDA's Python bindings, cuSOLVER.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_CONSTRAINT=$PWD/tests/constraints.txt
 
+torch=2.15.0 transformers=5.24.0 # the numbers to raise for new releases
 venv=build/venv-torch
-if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import torch, transformers, accelerate, pytest' 2>/dev/null; then exit 0; fi
+if [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import torch, transformers, accelerate, pytest, ml_dtypes, matplotlib' 2>/dev/null; then exit 0; fi
 python=/usr/bin/python3
 if [ ! -x "$python" ]; then python=python3; fi
 
 make_venv() {
-  rm -rf "$venv" && "$python" -m venv "$venv" && fetch --no-deps torch || return 1
+  rm -rf "$venv" && "$python" -m venv "$venv" && fetch --no-deps "torch==$torch" || return 1
   # What torch says that it needs, less what is left out.
   "$venv/bin/python" > "$venv/torch-needs.txt" <<'PY' || return 1
 from importlib.metadata import requires
@@ -28,8 +30,8 @@ for requirement in map(Requirement, requires("torch")):
         requirement.extras -= {"cusolver", "nvtx"}
         print(requirement)
 PY
-  fetch -r "$venv/torch-needs.txt" transformers numpy psutil pytest && fetch --no-deps accelerate &&
-    "$venv/bin/python" -c 'import torch, transformers, accelerate'
+  fetch -r "$venv/torch-needs.txt" "transformers==$transformers" numpy psutil pytest ml_dtypes matplotlib && fetch --no-deps accelerate &&
+    "$venv/bin/python" -c 'import torch, transformers, accelerate, ml_dtypes, matplotlib'
 }
 
 fetch() { "$venv/bin/pip" install --quiet --no-compile --no-cache-dir --disable-pip-version-check "$@"; }

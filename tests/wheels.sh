@@ -6,6 +6,7 @@
 # usage: tests/wheels.sh [cpu|cuda…]     default: cuda where nvcc is, and cpu
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export PIP_CONSTRAINT=$PWD/tests/constraints.txt
 kinds=("$@")
 if [ ${#kinds[@]} -eq 0 ]; then
   kinds=(cpu)
