@@ -65,8 +65,8 @@ TokenTable<PinnedWords>& ShownWords() {
 
 // What Export writes.
 struct Exported {
-  std::string memory;  // of device memory; "" if all peers share the device
-  std::string words;   // SharedWords::Show; "" if no peer does
+  std::string memory;  // of device memory
+  std::string words;   // SharedWords::Show; "" if no peer shares the device
   Token token = {};    // in ShownWords() of that process
 };
 
@@ -122,7 +122,7 @@ CudaFence::CudaFence(Device& owner, CudaSharing& sharing, int device,
   for (const int32_t peer : sharing_peers) {
     shares_[static_cast<size_t>(peer)] = true;
   }
-  if (!sharing_peers.empty()) sharers_.resize(shares_.size());
+  if (!sharing_peers.empty()) pairs_.resize(shares_.size());
 }
 
 absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
@@ -228,7 +228,7 @@ absl::Status CudaFence::MapPeer(int32_t peer, const std::string& bytes,
   const absl::StatusOr<Exported> exported = ReadExported(bytes);
   if (!exported.ok()) return exported.status();
   uint64_t*& word = peers[static_cast<size_t>(peer)];
-  if (!shares_[static_cast<size_t>(peer)]) {
+  if (exported->words.empty()) {
     absl::StatusOr<std::unique_ptr<MappedMemory>> mapped = owner_.Import(
         exported->memory,
         {static_cast<uint64_t>(world_size_) * sizeof(uint64_t)}, deadline);
@@ -239,7 +239,8 @@ absl::Status CudaFence::MapPeer(int32_t peer, const std::string& bytes,
     return absl::OkStatus();
   }
   std::shared_ptr<PinnedWords> pinned = ShownWords().Find(exported->token);
-  if (pinned != nullptr && HasOneConnection()) {
+  if (pinned != nullptr && shares_[static_cast<size_t>(peer)] &&
+      HasOneConnection()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "it shares the process and the GPU of rank ", words_.rank,
         ", where CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for "
@@ -277,12 +278,12 @@ absl::Status CudaFence::Connect(Peers peers,
   std::vector<uint64_t*> here(world);
   for (size_t peer = 0; peer < world; ++peer) {
     here[peer] = reinterpret_cast<uint64_t*>(memory_->data()) + peer;
-    if (!shares_[peer]) continue;
+    if (shown_ == nullptr) continue;
     here[peer] = shown_->on_device() + peer;
-    sharers_[peer] = {.awaits = first_,
-                      .signals = first_,
-                      .arrived = here[peer],
-                      .word = there[peer]};
+    pairs_[peer] = {.awaits = first_,
+                    .signals = first_,
+                    .arrived = here[peer],
+                    .word = there[peer]};
   }
   const std::vector<uint64_t> counters(3 * world, first_);
   absl::Status status;
@@ -345,13 +346,13 @@ absl::Status CudaFence::StoreHalf(void* stream, uint32_t* half,
 // As the signal kernel does. The device's own counts stay right, for kernels of
 // later captures.
 absl::Status CudaFence::SignalByStores(int32_t peer, void* stream) {
-  Sharer& sharer = sharers_[static_cast<size_t>(peer)];
-  const uint64_t count = ++sharer.signals;
+  Pair& pair = pairs_[static_cast<size_t>(peer)];
+  const uint64_t count = ++pair.signals;
   const auto lower = static_cast<uint32_t>(count);
   absl::Status status = Store(stream, &words_.sent[peer], count);
-  status.Update(StoreHalf(stream, LowerHalf(sharer.word), lower));
+  status.Update(StoreHalf(stream, LowerHalf(pair.word), lower));
   if (lower == 0) {
-    status.Update(StoreHalf(stream, UpperHalf(sharer.word),
+    status.Update(StoreHalf(stream, UpperHalf(pair.word),
                             static_cast<uint32_t>(count >> 32)));
   }
   return status;
@@ -360,8 +361,8 @@ absl::Status CudaFence::SignalByStores(int32_t peer, void* stream) {
 // Once there was a capture, the value may be too low, never too high: the
 // kernel that follows then waits for the right one.
 absl::Status CudaFence::AwaitWord(int32_t peer, void* stream) {
-  Sharer& sharer = sharers_[static_cast<size_t>(peer)];
-  const uint64_t wanted = ++sharer.awaits;
+  Pair& pair = pairs_[static_cast<size_t>(peer)];
+  const uint64_t wanted = ++pair.awaits;
   uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -375,7 +376,7 @@ absl::Status CudaFence::AwaitWord(int32_t peer, void* stream) {
   // Odd while the stream waits.
   absl::Status status = Store(stream, position_, 2 * number - 1);
   status.Update(DriverStatus(
-      wait_word_(stream, reinterpret_cast<uint64_t>(sharer.arrived), wanted,
+      wait_word_(stream, reinterpret_cast<uint64_t>(pair.arrived), wanted,
                  /*CU_STREAM_WAIT_VALUE_GEQ=*/0),
       "cuStreamWaitValue64"));
   status.Update(Store(stream, position_, 2 * number));
@@ -383,24 +384,6 @@ absl::Status CudaFence::AwaitWord(int32_t peer, void* stream) {
     status.Update(Store(stream, &words_.taken[peer], wanted));
   }
   return status;
-}
-
-// Calls `enqueue` for each of `peers` that shares the device. Returns the
-// others.
-template <typename Enqueue>
-absl::StatusOr<std::vector<int32_t>> CudaFence::EnqueueForSharers(
-    Peers peers, Enqueue enqueue) {
-  const ScopedDevice current(device_);
-  std::vector<int32_t> others;
-  for (const int32_t peer : peers) {
-    if (!shares_[static_cast<size_t>(peer)]) {
-      others.push_back(peer);
-      continue;
-    }
-    absl::Status status = enqueue(peer);
-    if (!status.ok()) return status;
-  }
-  return others;
 }
 
 absl::Status CudaFence::Signal(Peers peers, void* stream) {
@@ -413,10 +396,10 @@ absl::Status CudaFence::Signal(Peers peers, void* stream) {
   if (was_captured_) {
     return LaunchAll(cuda::LaunchSignal, peers, stream, kWhat);
   }
-  const absl::StatusOr<std::vector<int32_t>> others = EnqueueForSharers(
-      peers, [&](int32_t peer) { return SignalByStores(peer, stream); });
-  if (!others.ok()) return others.status();
-  return LaunchAll(cuda::LaunchSignal, *others, stream, kWhat);
+  const ScopedDevice current(device_);
+  absl::Status status;
+  for (const int32_t peer : peers) status.Update(SignalByStores(peer, stream));
+  return status;
 }
 
 absl::Status CudaFence::Await(Peers peers, void* stream) {
@@ -427,11 +410,11 @@ absl::Status CudaFence::Await(Peers peers, void* stream) {
   const absl::StatusOr<bool> capturing = NoteCapture(stream);
   if (!capturing.ok()) return capturing.status();
   if (*capturing) return LaunchAll(cuda::LaunchAwait, peers, stream, kWhat);
-  const absl::StatusOr<std::vector<int32_t>> others = EnqueueForSharers(
-      peers, [&](int32_t peer) { return AwaitWord(peer, stream); });
-  if (!others.ok()) return others.status();
-  return LaunchAll(cuda::LaunchAwait, was_captured_ ? peers : *others, stream,
-                   kWhat);
+  const ScopedDevice current(device_);
+  absl::Status status;
+  for (const int32_t peer : peers) status.Update(AwaitWord(peer, stream));
+  if (!status.ok() || !was_captured_) return status;
+  return LaunchAll(cuda::LaunchAwait, peers, stream, kWhat);
 }
 
 absl::Status CudaFence::ObserveAbort(void* stream) {

@@ -20,15 +20,17 @@ namespace refit {
 class PinnedWords;
 
 // Each rank counts the signals of each peer in a word that the peer writes. A
-// peer on another GPU writes a word of device memory, for which a kernel waits;
-// the kernel looks at the host's word `abort` too.
+// rank that has its GPU alone keeps these words in device memory, and a kernel
+// waits for them; the kernel looks at the host's word `abort` too.
 //
-// A peer on the same GPU writes a word of pinned host memory, for which the
-// stream itself waits (cuStreamWaitValue64): a waiting kernel would cost the
-// process a turn on the device, 0.3 ms or more. The CPU releases the stream by
-// a store to the word, which needs neither a free queue of the device nor a
-// lock of the driver: another thread's cudaFree may hold that and wait for this
-// very stream.
+// A rank that shares its GPU keeps them in pinned host memory, whoever writes
+// them, and its streams wait themselves (cuStreamWaitValue64). A kernel that
+// waits takes the GPU from the other rank's process for 0.3 ms or more, also
+// where it waits for a peer on another GPU: with such kernels a refit of eight
+// colocated ranks took 59.9 ms instead of 32.0 (4 x H100). The CPU releases the
+// stream by a store to the word, which needs neither a free queue of the device
+// nor a lock of the driver: another thread's cudaFree may hold that and wait
+// for this very stream.
 class CudaFence : public DeviceFence {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -76,14 +78,14 @@ class CudaFence : public DeviceFence {
  private:
   using Peers = absl::Span<const int32_t>;
 
-  // A peer on the same device.
-  struct Sharer {
+  // A peer of a rank that shares its device with any.
+  struct Pair {
     uint64_t awaits = 0;          // awaits enqueued, not captured
     uint64_t signals = 0;         // likewise
     uint64_t* arrived = nullptr;  // its word here, as the device reaches it
     uint64_t* word = nullptr;     // this rank's word there, likewise
   };
-  // A wait of a stream for a sharer.
+  // A wait of a stream for a peer.
   struct Awaited {
     uint64_t number = 0;  // from 1
     int32_t peer = 0;
@@ -103,9 +105,6 @@ class CudaFence : public DeviceFence {
   absl::Status StoreHalf(void* stream, uint32_t* half, uint32_t value);
   absl::Status SignalByStores(int32_t peer, void* stream);
   absl::Status AwaitWord(int32_t peer, void* stream);
-  template <typename Enqueue>
-  absl::StatusOr<std::vector<int32_t>> EnqueueForSharers(Peers peers,
-                                                         Enqueue enqueue);
 
   using Launch = cudaError_t (*)(const cuda::FenceWords&,
                                  const cuda::FencePeers&, cudaStream_t);
@@ -118,28 +117,29 @@ class CudaFence : public DeviceFence {
   const int32_t world_size_;
   const uint64_t first_;
   cuda::FenceWords words_;
-  // `arrived` of peers on other devices, the counters, both tables and the word
-  // `aborted`. Ranks of this process that signal here keep it.
+  // `arrived` of a rank that has its device alone, the counters, both tables
+  // and the word `aborted`. Ranks of this process that signal here keep it.
   std::shared_ptr<DeviceMemory> memory_;
   // Words of the host as it reaches them itself; for the device see words_.
   uint32_t* host_waiting_ = nullptr;
   uint32_t* host_abort_ = nullptr;
-  // How far the stream is among waits for sharers: twice the number of the
-  // last one it has passed, or that of the one it is in, less 1.
+  // How far the stream is among its own waits: twice the number of the last one
+  // it has passed, or that of the one it is in, less 1.
   uint64_t* host_position_ = nullptr;
   uint64_t* position_ = nullptr;              // as the device reaches it
   std::unique_ptr<ExportedMemory> exported_;  // of `memory_`
   std::vector<std::unique_ptr<MappedMemory>> mapped_;
 
   // A graph needs the kernels: the counts of its replays are known to the
-  // device alone. From the first capture on they signal to sharers, and come
-  // after each wait for these, which then may end too early.
+  // device alone. From the first capture on they signal, and come after each
+  // wait of a stream, which then may end too early.
   bool was_captured_ = false;
-  std::vector<Sharer> sharers_;  // by rank; empty: no peer shares the device
-  std::vector<bool> shares_;     // by rank
-  std::shared_ptr<PinnedWords> shown_;  // those that sharers write; null: none
-  std::optional<Token> shown_token_;    // of shown_, since Export
-  std::vector<std::shared_ptr<PinnedWords>> written_;  // those of sharers
+  std::vector<Pair> pairs_;   // by rank; empty: no peer shares the device
+  std::vector<bool> shares_;  // by rank
+  // Those that peers write, where one of them shares the device; else null.
+  std::shared_ptr<PinnedWords> shown_;
+  std::optional<Token> shown_token_;  // of shown_, since Export
+  std::vector<std::shared_ptr<PinnedWords>> written_;  // those of peers
   int (*wait_word_)(void*, uint64_t, uint64_t, unsigned int) = nullptr;
   int (*write_word_)(void*, uint64_t, uint64_t, unsigned int) = nullptr;
   int (*write_half_)(void*, uint64_t, uint32_t, unsigned int) = nullptr;
