@@ -19,7 +19,8 @@ namespace {
 // million messages, no two of them alike.
 constexpr size_t kMostCompared = size_t{1} << 20;
 
-constexpr uint64_t kStepsPerCopy = 16;  // to find where it is
+constexpr uint64_t kStepsPerCopy = 16;      // to find where it is
+constexpr uint64_t kStepsPerKnownCopy = 4;  // where that is known
 
 int64_t CountOf(const Digits& digits) {
   int64_t count = 1;
@@ -103,10 +104,11 @@ Digits DataProof::LoopsOf(const fb::Copy& copy) const {
   return digits;
 }
 
-absl::Span<const fb::Copy* const> DataProof::CopiesOf(uint32_t list) {
+absl::Span<const fb::Copy* const> DataProof::CopiesOf(uint32_t list,
+                                                      uint64_t steps_per_copy) {
   const fb::CopyList& range = *body_.copy_lists()->Get(list);
   copies_.clear();
-  if (!steps_.Take(kStepsPerCopy * range.count())) return copies_;
+  if (!steps_.Take(steps_per_copy * range.count())) return copies_;
   for (uint32_t i = 0; i < range.count(); ++i) {
     copies_.push_back(body_.copies()->Get(range.begin() + i));
   }
@@ -129,7 +131,8 @@ bool DataProof::CheckAlignment(const End& end, const fb::Copy& copy) {
 void DataProof::CheckWindows(const End& end) {
   const fb::RankProgram& program = *body_.programs()->Get(end.rank);
   if (program.scratch_windows() == nullptr) return;
-  for (const fb::Copy* copy : CopiesOf(end.message->copies())) {
+  for (const fb::Copy* copy :
+       CopiesOf(end.message->copies(), kStepsPerKnownCopy)) {
     CheckWindow(end, *copy);
   }
 }
@@ -235,7 +238,7 @@ std::optional<DataProof::Origin> DataProof::OriginOf(uint32_t rank,
 void DataProof::FollowMessage(const End& recv,
                               const std::optional<Origin>& origin) {
   const UnpackedList& unpacked = Unpack(recv);
-  if (!steps_.Take(kStepsPerCopy * unpacked.copies.size())) return;
+  if (!steps_.Take(kStepsPerKnownCopy * unpacked.copies.size())) return;
   for (const Unpacked& copy : unpacked.copies) {
     writes_.push_back({&copy.landing, recv.message->round()});
   }
@@ -381,7 +384,7 @@ const DataProof::PackedList& DataProof::Pack(const End& send) {
   const int64_t reports = violations_.reports();
   PackedList packed;
   packed.relays = relays;
-  for (const fb::Copy* copy : CopiesOf(send.message->copies())) {
+  for (const fb::Copy* copy : CopiesOf(send.message->copies(), kStepsPerCopy)) {
     PackOne(send, *copy, packed);
   }
   std::vector<Packed>& copies = packed.copies;
@@ -474,7 +477,7 @@ const DataProof::UnpackedList& DataProof::Unpack(const End& recv) {
   if (known != nullptr) return *known;
   const int64_t reports = violations_.reports();
   UnpackedList unpacked;
-  for (const fb::Copy* copy : CopiesOf(recv.message->copies())) {
+  for (const fb::Copy* copy : CopiesOf(recv.message->copies(), kStepsPerCopy)) {
     UnpackOne(recv, *copy, unpacked);
   }
   unpacked.is_kept = Keeps(unpacked.copies.size(), reports);
@@ -704,7 +707,8 @@ bool DataProof::CompareDTypes(const End& recv, const Unpacked& unpacked,
 }
 
 void DataProof::Fill(uint32_t rank) {
-  for (const fb::Copy* copy : CopiesOf(body_.programs()->Get(rank)->fills())) {
+  for (const fb::Copy* copy :
+       CopiesOf(body_.programs()->Get(rank)->fills(), kStepsPerCopy)) {
     const auto offset = static_cast<int64_t>(copy->offset());
     const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
     if (facts.flaw().has_value()) continue;  // reported for its rank
@@ -848,7 +852,7 @@ void DataProof::ListReads(uint32_t rank) {
     if (message->kind() != fb::MessageKind::kSend) continue;
     const fb::Message* fed_by = FedBy(messages_, program, i);
     if (!listed.emplace(message->copies(), fed_by).second) continue;
-    for (const fb::Copy* copy : CopiesOf(message->copies())) {
+    for (const fb::Copy* copy : CopiesOf(message->copies(), kStepsPerCopy)) {
       const auto offset = static_cast<int64_t>(copy->offset());
       const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
       if (facts.flaw().has_value()) continue;  // reported for its rank

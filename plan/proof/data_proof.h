@@ -150,7 +150,8 @@ class DataProof {
   bool IsDirect(const fb::Message& message) const;
   Digits LoopsOf(const fb::Copy& copy) const;
   // None when the steps are used up.
-  absl::Span<const fb::Copy* const> CopiesOf(uint32_t list);
+  absl::Span<const fb::Copy* const> CopiesOf(uint32_t list,
+                                             uint64_t steps_per_copy);
   bool CheckAlignment(const End& end, const fb::Copy& copy);
 
   // Of what the copies of `end` address, if it is scratch (3).
