@@ -88,7 +88,8 @@ int MakeTemporary(const std::string& target,
   const mode_t mode = older.has_value() ? older->st_mode & 0777 : 0666;
   for (int attempt = 0; attempt < kNamesMax; ++attempt) {
     temporary = absl::StrCat(target, ".", getpid(), "-", files_made++);
-    // A signal that ends the process comes before the file is made or knows it.
+    // A signal that ends the process comes before the file is made, or finds
+    // it in the list.
     const auto held = partial_files.Hold();
     const int file =
         open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);

@@ -1,4 +1,5 @@
-// Sums over what a file says, which may be more than a number holds.
+// Sums over a hostile file's numbers end at the largest number instead of
+// wrapping around.
 #ifndef REFIT_PLAN_ADD_UP_TO_H_
 #define REFIT_PLAN_ADD_UP_TO_H_
 
@@ -6,8 +7,8 @@
 
 namespace refit {
 
-// Adds to a sum over ranks, messages or copies, which says the largest number
-// where a plan has more: each has less, not all together.
+// Adds `value` to a sum over ranks, messages or copies. The loader bounds each
+// of these, but not their sum.
 template <typename Number>
 void AddUpTo(Number value, Number& sum) {
   if (__builtin_add_overflow(sum, value, &sum)) {

@@ -26,8 +26,8 @@
 namespace refit {
 namespace {
 
-// Of a copy: with more, whose extents are 2 at least, it has more elements than
-// 63 bits count.
+// A copy of more loops has more elements than 63 bits count, because each loop
+// has 2 iterations at least.
 constexpr uint32_t kMostCopyLoops = 62;
 
 // Of 64 bits it takes several times as long as of 32, where any is needed.

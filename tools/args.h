@@ -64,9 +64,9 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 int Fail(const ToolInfo& tool, std::string_view message);
 
 // Runs `body`, a tool's main function. A signal that ends the process removes
-// what it has written of files (files/partial_files.h). What `body` or one of its threads throws is
-// reported as Fail does, also when there is no memory left: the result, or the
-// process's exit status, is kExitError then.
+// its partial files (files/partial_files.h). What `body` or one of its threads
+// throws is reported as Fail does, also when there is no memory left: the
+// result, or the process's exit status, is kExitError then.
 int RunTool(std::string_view name, int (*body)(int argc, char** argv), int argc,
             char** argv);
 

@@ -17,12 +17,12 @@
 
 namespace refit {
 
-// They are in a file without a name, so that nothing is left of them when all
-// their processes have ended, however they did. Its size is fixed: no process
-// can take them from another.
+// The words are in a file without a name, so that nothing is left of them when
+// all their processes have ended, however they did. The file's size is fixed,
+// because a process that shrank it would take the words from the others.
 class SharedWords {
  public:
-  // They are 0. Error: kResourceExhausted.
+  // New words are 0. Error: kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<SharedWords>> Create(size_t count);
   // Maps the words that another process has shown. Errors: kInvalidArgument,
   // these are no words, or not `count`; those of FetchDescriptor.

@@ -13,7 +13,7 @@ class Steps {
  public:
   explicit Steps(uint64_t most) : most_(most), left_(most) {}
 
-  // Whether so many more may be taken. Once that is not so it stays so.
+  // Returns false if fewer than `steps` are left, and from then on.
   bool Take(uint64_t steps) {
     left_ = steps < left_ ? left_ - steps : 0;
     return left_ > 0;

@@ -139,7 +139,7 @@ class OverlapSearch {
 
 using Coordinates = absl::InlinedVector<int64_t, 6>;
 
-// Of the dimensions from `d` on.
+// The volume of a box in its dimensions from `d` on.
 __int128 VolumeFrom(const Box& box, size_t d) {
   __int128 volume = 1;
   for (; d < box.lo.size(); ++d) volume *= box.hi[d] - box.lo[d];

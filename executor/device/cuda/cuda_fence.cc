@@ -65,7 +65,7 @@ TokenTable<PinnedWords>& ShownWords() {
 
 // What Export writes.
 struct Exported {
-  std::string memory;  // of device memory
+  std::string memory;  // CudaSharing::Export of words of device memory
   std::string words;   // SharedWords::Show; "" if no peer shares the device
   Token token = {};    // in ShownWords() of that process
 };

@@ -453,8 +453,9 @@ class DeviceFence : public Fence {
  public:
   // The bytes that peers need to signal here.
   virtual absl::StatusOr<std::string> Export() = 0;
-  // `exported[i]` is the Export of `peers[i]`. Sets the counters to zero: no
-  // rank may signal before all have connected.
+  // `exported[i]` is the Export of `peers[i]`. The counters begin at zero, so
+  // no rank may signal before all have connected. Signals and an abort stay in
+  // the words, so a session after them needs a new fence.
   virtual absl::Status Connect(
       absl::Span<const int32_t> peers, absl::Span<const std::string> exported,
       std::chrono::steady_clock::time_point deadline) = 0;
