@@ -110,7 +110,8 @@ TEST_F(GatherMethodTest, EveryReceiverHasAllBytes) {
 
 TEST_F(GatherMethodTest, CountsWrongBytes) {
   leaves_one_out_ = true;
-  EXPECT_GT(WrongBytes(ReplicasPlan(kStagedOptions), {.round_bytes = 1 << 20}), 0u);
+  EXPECT_GT(WrongBytes(ReplicasPlan(kStagedOptions), {.round_bytes = 1 << 20}),
+            0u);
 }
 
 TEST_F(GatherMethodTest, PlansWithoutRelaysAreRefused) {

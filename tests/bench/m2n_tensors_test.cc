@@ -23,7 +23,8 @@ constexpr char kMixtureOfExperts[] = R"({
   "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 64,
   "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
 
-std::string TensorsJob(const std::string& source, const std::string& destination) {
+std::string TensorsJob(const std::string& source,
+                       const std::string& destination) {
   return R"({"model": "config.json", "source": {"layout": "megatron")" +
          source + R"(}, "destination": {"layout": "vllm")" + destination + "}}";
 }
@@ -127,8 +128,8 @@ TEST(M2nTensorsTest, MovesWhatThePlanMoves) {
       {R"(, "tensor_parallel": 4)", R"(, "tensor_parallel": 2)"},
       {R"(, "tensor_parallel": 2, "data_parallel": 2)", R"(, "replicas": 3)"}};
   for (const auto& [source, destination] : jobs) {
-    EXPECT_EQ(WrongAfterM2n(
-                  CompiledPlan(TensorsJob(source, destination), kMixtureOfExperts)),
+    EXPECT_EQ(WrongAfterM2n(CompiledPlan(TensorsJob(source, destination),
+                                         kMixtureOfExperts)),
               0u)
         << source << " to " << destination;
   }

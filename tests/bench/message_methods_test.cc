@@ -124,11 +124,11 @@ nccl::WindowApi FakeWindows() {
     const std::vector<uint64_t>& needed = one_sided->needed[peer][own_rank];
     const uint64_t rounds = one_sided->rounds[peer][own_rank];
     const uint64_t round = one_sided->ready[own_rank][peer] % rounds + 1;
-    const uint64_t over = one_sided->ready[own_rank][peer] / rounds * needed.size() +
-                          static_cast<uint64_t>(std::count_if(
-                              needed.begin(), needed.end(), [&](uint64_t of) {
-                                return of + kSlots <= round;
-                              }));
+    const uint64_t over =
+        one_sided->ready[own_rank][peer] / rounds * needed.size() +
+        static_cast<uint64_t>(
+            std::count_if(needed.begin(), needed.end(),
+                          [&](uint64_t of) { return of + kSlots <= round; }));
     if (one_sided->puts[peer][own_rank] < over) ++one_sided->early_signals;
     ++one_sided->ready[own_rank][peer];
     ++one_sided->signals[own_rank][peer];

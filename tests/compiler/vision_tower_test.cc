@@ -21,7 +21,7 @@ constexpr char kText[] = R"({"hidden_size": 4, "num_attention_heads": 4,
 
 // A qwen3_vl; `more`: keys of its tower of two blocks.
 std::string Qwen3VlTower(const std::string& more = "", int heads = 4,
-                    int intermediate = 6) {
+                         int intermediate = 6) {
   return absl::StrFormat(
       R"({"model_type": "qwen3_vl", "tie_word_embeddings": false,
           "text_config": %s, "vision_config": {"depth": 2, "hidden_size": 8,

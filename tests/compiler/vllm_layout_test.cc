@@ -26,10 +26,10 @@ SideSpec VllmSideOf(const VllmMesh& mesh) {
 }
 
 // The unread copies of a rank: what a stage builds and never reads.
-std::vector<std::string> SkippedOf(const ModelSizes& sizes, const VllmMesh& mesh,
-                                   size_t rank) {
-  const std::vector<Tensors> ranks =
-      LayOutAndExpand(MakeModel(sizes), VllmSideOf(mesh), fb::Side::kDestination);
+std::vector<std::string> SkippedOf(const ModelSizes& sizes,
+                                   const VllmMesh& mesh, size_t rank) {
+  const std::vector<Tensors> ranks = LayOutAndExpand(
+      MakeModel(sizes), VllmSideOf(mesh), fb::Side::kDestination);
   return SkippedTensors(ranks.at(rank));
 }
 
@@ -75,9 +75,9 @@ TEST(VllmLayoutTest, ExpertsAtEvenStridesAreOneFragment) {
   for (int64_t p = 0; p < 16; ++p) table.push_back(p / 2);
   const SideSpec side =
       VllmSideOf({.tp = 2,
-              .ep = true,
-              .experts = {.kind = ExpertPlacement::Kind::kTable,
-                          .physical_to_logical = {table}}});
+                  .ep = true,
+                  .experts = {.kind = ExpertPlacement::Kind::kTable,
+                              .physical_to_logical = {table}}});
   LayOut({.model = model,
           .side = side,
           .which = fb::Side::kDestination,

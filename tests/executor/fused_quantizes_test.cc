@@ -37,7 +37,7 @@ class RandomQuantize {
     op_.block_rows = static_cast<uint32_t>(1) << DrawBetween(random_, 0, 2);
     op_.block_columns = static_cast<uint32_t>(4) << DrawBetween(random_, 0, 1);
     op_.format = DrawBetween(random_, 0, 1) == 0 ? fb::ScaleFormat::kFp32
-                                          : fb::ScaleFormat::kE8m0;
+                                                 : fb::ScaleFormat::kE8m0;
     op_.rows = DrawBetween(random_, 1, 14);
     op_.columns = DrawBetween(random_, 1, 40);
     matrices_ = DrawBetween(random_, 1, 4);
@@ -265,9 +265,9 @@ class FusedWorld : public ExecutorWorld {
  public:
   // `device`: of all ranks; null: the world's.
   explicit FusedWorld(const PlanFile& plan, Device* device = nullptr,
-                 bool time_rounds = false)
+                      bool time_rounds = false)
       : FusedWorld(plan, device, time_rounds,
-              std::make_shared<LocalFabric>(plan.world_size())) {}
+                   std::make_shared<LocalFabric>(plan.world_size())) {}
 
   std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
     std::vector<std::vector<std::byte>> bytes;
@@ -300,7 +300,7 @@ class FusedWorld : public ExecutorWorld {
 
  private:
   FusedWorld(const PlanFile& plan, Device* device, bool time_rounds,
-        const std::shared_ptr<LocalFabric>& fabric)
+             const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     ExecutorOptions options;
     options.device = device;

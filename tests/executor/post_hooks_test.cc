@@ -38,8 +38,9 @@ class HookedWorld : public ExecutorWorld {
       const std::vector<PostHookPerformer>& hooks) {
     return OnAllRanks([&](int32_t rank) {
       const absl::Status status = executor(rank).Connect(kHookTimeout);
-      return status.ok() ? executor(rank).Bind(tensors[rank], kHookTimeout, hooks)
-                         : status;
+      return status.ok()
+                 ? executor(rank).Bind(tensors[rank], kHookTimeout, hooks)
+                 : status;
     });
   }
 

@@ -72,7 +72,7 @@ class QuantizedWorld : public ExecutorWorld {
  public:
   QuantizedWorld(const PlanFile& plan, HostDevice& device, int32_t disturbed)
       : QuantizedWorld(plan, device, disturbed,
-              std::make_shared<LocalFabric>(plan.world_size())) {}
+                       std::make_shared<LocalFabric>(plan.world_size())) {}
 
   BoundTensor& tensor(int32_t rank, const std::string& name) {
     const auto found =
@@ -84,7 +84,7 @@ class QuantizedWorld : public ExecutorWorld {
 
  private:
   QuantizedWorld(const PlanFile& plan, HostDevice& device, int32_t disturbed,
-        const std::shared_ptr<LocalFabric>& fabric)
+                 const std::shared_ptr<LocalFabric>& fabric)
       : ExecutorWorld(plan.world_size(), fabric) {
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       AddRank(plan, *fabric->CreateTransport(rank),

@@ -47,8 +47,9 @@ TEST(SharedWordsTest, WhatIsNotShownIsNotOpened) {
       SharedWords::Open(shown, 600, InTenSeconds()).status(),
       absl::InvalidArgumentError("what a process shows is not 600 words"));
   for (size_t size = 0; size < shown.size(); ++size) {
-    EXPECT_EQ(SharedWords::Open(shown.substr(0, size), 2, InTenSeconds()).status(),
-              absl::InvalidArgumentError("no words that a process shows"));
+    EXPECT_EQ(
+        SharedWords::Open(shown.substr(0, size), 2, InTenSeconds()).status(),
+        absl::InvalidArgumentError("no words that a process shows"));
   }
   std::string forged = shown;
   forged.back() ^= 1;

@@ -80,7 +80,7 @@ PlanFile RowsPlan(uint64_t rows) {
 
 // That of the source's tensor, or the destination's.
 const BoundTensor& StagedTensorOf(DeltaWorld& world, int32_t rank,
-                            const std::string& name) {
+                                  const std::string& name) {
   for (const BoundTensor& tensor : world.tensors[rank]) {
     if (tensor.name == name) return tensor;
   }
@@ -199,7 +199,8 @@ TEST(StagedDeltaTest, WhatTheReceiverCastsTravelsBesideWhatChanged) {
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
   Change(world, 1000);
-  auto* const other = static_cast<uint16_t*>(StagedTensorOf(world, 0, "other").data);
+  auto* const other =
+      static_cast<uint16_t*>(StagedTensorOf(world, 0, "other").data);
   for (int i = 0; i < 128; ++i) other[i] = static_cast<uint16_t>(0x4000 + i);
   ASSERT_TRUE(world.Refit().ok());
   const DeltaReport& report = world.report();
@@ -264,15 +265,17 @@ TEST(StagedDeltaTest, CopiesOfAMessageMayStandInAnyOrder) {
   const PlanFile plan = OpenSpec(spec);
   DeltaWorld world(plan);
   ASSERT_TRUE(Begin(world).ok());
-  auto* const other = static_cast<uint16_t*>(StagedTensorOf(world, 0, "other").data);
+  auto* const other =
+      static_cast<uint16_t*>(StagedTensorOf(world, 0, "other").data);
   for (uint64_t refit = 0; refit < 3; ++refit) {
     Change(world, 1000 + refit);
     other[5] ^= 0x11;
     ASSERT_TRUE(world.Refit().ok());
     EXPECT_EQ(world.report().rung, 128);
     EXPECT_TRUE(IsEqual(world));
-    EXPECT_EQ(static_cast<const uint16_t*>(StagedTensorOf(world, 1, "other").data)[5],
-              other[5]);
+    EXPECT_EQ(
+        static_cast<const uint16_t*>(StagedTensorOf(world, 1, "other").data)[5],
+        other[5]);
   }
 }
 
@@ -325,7 +328,8 @@ TEST(StagedDeltaTest, SmallMessagesChooseNoRung) {
   EXPECT_EQ(report.stored_bytes, 8 + 512 * 3 + 512 + 256);
   EXPECT_EQ(report.elements, kElements);
   EXPECT_TRUE(IsEqual(world));
-  EXPECT_EQ(std::memcmp(StagedTensorOf(world, 2, "other").data, other.data, 256), 0);
+  EXPECT_EQ(
+      std::memcmp(StagedTensorOf(world, 2, "other").data, other.data, 256), 0);
 }
 
 TEST(StagedDeltaTest, ElementsCountOnceWhateverTheirSize) {

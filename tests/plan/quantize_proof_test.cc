@@ -71,12 +71,12 @@ TEST(QuantizeProofTest, ABlockThatIsNotWholeIsNamed) {
 }
 
 TEST(QuantizeProofTest, ABlockThatBeginsElsewhereIsNamed) {
-  EXPECT_EQ(
-      QuantizeViolationOf(With({.input_offset = 6, .output_offset = 6, .rows = 2})),
-      "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
-      "0]: what is quantized from "
-      "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
-      "2 x 4 (invariant 2: right element)");
+  EXPECT_EQ(QuantizeViolationOf(
+                With({.input_offset = 6, .output_offset = 6, .rows = 2})),
+            "rank 0, buffer decoder.layers.0.mlp.linear_fc1.weight, index [1, "
+            "0]: what is quantized from "
+            "model.layers.0.mlp.up_proj.weight[1, 0] on is not whole blocks of "
+            "2 x 4 (invariant 2: right element)");
 }
 
 TEST(QuantizeProofTest, ValuesAtAnotherOffsetAreNamed) {
@@ -137,17 +137,19 @@ TEST(WindowProofTest, TheSamplePlanIsValid) {
 }
 
 TEST(WindowProofTest, AWindowThatLastsIntoTheNextOfItsBytesIsNamed) {
-  EXPECT_EQ(QuantizeViolationOf(WithWindows({{0, {0, 0, 2}}, {1, {128, 0, 2}}})),
-            "rank 0, round 1, buffer scratch.1.fp8_e4m3: its window of rounds "
-            "1 to 1 shares bytes with that of slot 1, of rounds 0 to 1 "
-            "(invariant 3: in bounds)");
+  EXPECT_EQ(
+      QuantizeViolationOf(WithWindows({{0, {0, 0, 2}}, {1, {128, 0, 2}}})),
+      "rank 0, round 1, buffer scratch.1.fp8_e4m3: its window of rounds "
+      "1 to 1 shares bytes with that of slot 1, of rounds 0 to 1 "
+      "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AWindowThatBeginsBeforeTheLastOfItsBytesIsOverIsNamed) {
-  EXPECT_EQ(QuantizeViolationOf(WithWindows({{2, {0, 0, 2}}, {3, {128, 0, 2}}})),
-            "rank 0, round 0, buffer scratch.1.fp8_e4m3: its window of rounds "
-            "0 to 1 shares bytes with that of slot 1, of rounds 0 to 0 "
-            "(invariant 3: in bounds)");
+  EXPECT_EQ(
+      QuantizeViolationOf(WithWindows({{2, {0, 0, 2}}, {3, {128, 0, 2}}})),
+      "rank 0, round 0, buffer scratch.1.fp8_e4m3: its window of rounds "
+      "0 to 1 shares bytes with that of slot 1, of rounds 0 to 0 "
+      "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AWindowOverPartOfAnothersBytesIsNamed) {
@@ -158,10 +160,11 @@ TEST(WindowProofTest, AWindowOverPartOfAnothersBytesIsNamed) {
 }
 
 TEST(WindowProofTest, AMessageOutsideItsWindowIsNamed) {
-  EXPECT_EQ(QuantizeViolationOf(WithWindows({{2, {256, 0, 1}}, {3, {384, 0, 1}}})),
-            "rank 0, round 1, buffer scratch.1.fp8_e4m3, index [0]: the copy "
-            "that begins here is not in the rounds of its scratch, 0 to 0 "
-            "(invariant 3: in bounds)");
+  EXPECT_EQ(
+      QuantizeViolationOf(WithWindows({{2, {256, 0, 1}}, {3, {384, 0, 1}}})),
+      "rank 0, round 1, buffer scratch.1.fp8_e4m3, index [0]: the copy "
+      "that begins here is not in the rounds of its scratch, 0 to 0 "
+      "(invariant 3: in bounds)");
 }
 
 TEST(WindowProofTest, AnOperationInTwoWindowsIsNamed) {
