@@ -394,8 +394,8 @@ TEST(RefusedThreadsTest, OneConnectionIsTooFewForTwoRanksOfAProcess) {
       child.Output(),
       "fence of rank 1: it shares the process and the GPU of rank 0, where "
       "CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for would wait "
-      "behind that. Set it to 2 or more (CUDA's default is 8), or run the two "
-      "in processes of their own"))
+      "behind that. Unset it (CUDA's default is 8), or run the two in "
+      "processes of their own"))
       << child.Output();
 }
 

@@ -244,8 +244,8 @@ absl::Status CudaFence::MapPeer(int32_t peer, const std::string& bytes,
     return absl::FailedPreconditionError(absl::StrCat(
         "it shares the process and the GPU of rank ", words_.rank,
         ", where CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for "
-        "would wait behind that. Set it to 2 or more (CUDA's default is 8), or "
-        "run the two in processes of their own"));
+        "would wait behind that. Unset it (CUDA's default is 8), or run the "
+        "two in processes of their own"));
   }
   if (pinned == nullptr) {
     absl::StatusOr<std::unique_ptr<SharedWords>> words = SharedWords::Open(
