@@ -886,8 +886,8 @@ void Executor::Close() {
   if (state_ == ExecutorState::kRunning) {
     options_.transport->Abort(absl::CancelledError(
         absl::StrCat("rank ", options_.rank, " was closed before Wait")));
-    // What was enqueued ends first: to free what it uses would wait for it, and
-    // so, in the driver, could what ends it.
+    // What was enqueued ends first: freeing what it uses would wait for it, and
+    // could hold up in the driver what ends it.
     (void)options_.transport->Wait();
   }
   enqueuer_.reset();

@@ -45,7 +45,7 @@ constexpr milliseconds kDrained(4000);
 constexpr milliseconds kLate(2500);
 // A child that runs longer hangs.
 constexpr std::chrono::seconds kChildTime(25);
-// Of a child whose ranks are refused.
+// The exit code of a child whose ranks are refused.
 constexpr int kRefused = 3;
 
 enum class Failure {

@@ -502,7 +502,7 @@ Chunk MegatronLayout::ChunkOf(int64_t stage, int64_t number,
                             .prediction = "mtp.layers.{0}."});
     return chunk;
   }
-  // Of a hybrid model, each prediction is made by a block of layers.
+  // A block of layers makes each prediction of a hybrid model.
   for (int64_t begin = all.begin; begin < all.end;
        begin += architecture.mtp_block) {
     const std::string prediction = absl::StrFormat(
