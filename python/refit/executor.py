@@ -545,7 +545,8 @@ def _with_remedy(message: str, plan: Plan, rank: int, names: Sequence[str]) -> s
                         "source")
     if plan.side(rank) == "destination" and len(unexpected) == 1 and unexpected[0].endswith("lm_head.weight"):
         remedies.append("the plan has the head tied to the embedding, and the engine holds a head of its own, as vLLM does if the "
-                        'checkpoint has one: start vLLM with load_format="dummy"')
+                        'checkpoint has one: put "tie_word_embeddings": false into the job\'s destination, or start vLLM with '
+                        'load_format="dummy"')
     return "\n".join([message, *remedies])
 
 

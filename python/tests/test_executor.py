@@ -477,4 +477,7 @@ def test_a_bind_says_which_setting_gives_other_names(models):
 
     assert problems(job, 2, untied)[-1] == (
         "the plan has the head tied to the embedding, and the engine holds a head of its own, as vLLM does if the checkpoint has one: "
-        'start vLLM with load_format="dummy"')
+        'put "tie_word_embeddings": false into the job\'s destination, or start vLLM with load_format="dummy"')
+    # The key that the message names makes a plan that has both tensors.
+    untied_job = {**job, "destination": {**job["destination"], "tie_word_embeddings": False}}
+    assert "lm_head.weight" in refit.compile(untied_job).tensors(2)
