@@ -936,16 +936,23 @@ class Engine:
         class Worker:
             _weight_update_active = False
             weight_transfer_engine = self
+            target = "model"  # what an update writes
 
             def start_weight_update(worker):
                 if worker._weight_update_active:
                     raise RuntimeError("start_weight_update called while a weight update is already active")
                 worker._weight_update_active = True
 
+            def start_draft_weight_update(worker):
+                Worker.begin(worker)
+                worker.target = "draft"
+
             def finish_weight_update(worker):
                 if not worker._weight_update_active:
                     raise RuntimeError("finish_weight_update called without a matching start_weight_update")
-                worker._weight_update_active = False
+                worker._weight_update_active, worker.target = False, "model"
+
+            begin = start_weight_update
 
         vllm_begin_end.own(Worker, Engine if owned else Llm)
         self.worker, self.failures, self.calls = Worker(), failures, []
@@ -998,6 +1005,9 @@ def test_an_engine_whose_driver_went_away_takes_the_next_ones_update():
     update_by(engine, {})
     assert not engine.worker._weight_update_active
     engine.finish_weight_update()  # nothing to end
+    for begin in (engine.worker.start_draft_weight_update, engine.worker.start_draft_weight_update, engine.start_weight_update):
+        begin()  # each after a draft session or an update that nobody ended
+    assert engine.worker.target == "model"
     other = Engine(owned=False)  # of another backend
     other.start_weight_update()
     with pytest.raises(RuntimeError, match="already active"):
