@@ -77,7 +77,9 @@ def _parallel_of(llm: Any) -> Any:
 def _counted(replies: list[Any], llm: Any, cores: int) -> list[Any]:
     """The replies, if there is one of each worker: silence is no success."""
     parallel = _parallel_of(llm)
-    wanted = len(replies) if parallel is None else parallel.world_size * cores
+    # Under an external launcher, such as torchrun, each process has an LLM with one worker of the engine.
+    alone = getattr(parallel, "distributed_executor_backend", None) == "external_launcher"
+    wanted = len(replies) if parallel is None else cores * (1 if alone else parallel.world_size)
     if len(replies) != wanted:
         raise WorkerError(f"{len(replies)} of {wanted} workers replied", [reply for reply in replies if isinstance(reply, dict)])
     return replies

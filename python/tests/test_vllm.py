@@ -300,6 +300,9 @@ def test_workers_that_do_not_reply_are_missed(two_cores):
     alone.llm_engine.vllm_config = llm.vllm_config
     with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers replied"):
         refit.vllm.facts(alone)
+    # Each process under torchrun has an LLM with one worker, whatever the engine's mesh.
+    alone.llm_engine.vllm_config.parallel_config.distributed_executor_backend = "external_launcher"
+    assert len(refit.vllm.facts(alone)) == 1
 
 
 def test_a_release_that_cannot_call_each_engine_core_is_refused(two_cores):
