@@ -108,13 +108,13 @@ def towers_of(model: Any) -> list[str]:
 def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any], None]]:
     """The post-hooks that vLLM's own code performs, for `Executor.bind`. What they make stays where it is, so that
     captured CUDA graphs hold. `act_dtype`: the dtype that the model computes in; default: that of each tensor."""
-    modules = dict(model.named_modules())
+    modules = list(model.named_modules())  # a draft model beside it has modules of the same names
 
     def attention_of(name: str) -> list[Any]:
         """That in the tensor's module, as of sinks, or beside it, as of projections."""
         owner = name.rpartition(".")[0]
         for holder in (owner, owner.rpartition(".")[0]):
-            found = [module for path, module in modules.items() if (path == holder or path.startswith(holder + "."))
+            found = [module for path, module in modules if (path == holder or path.startswith(holder + "."))
                      and hasattr(module, "impl") and hasattr(module, "process_weights_after_loading")]
             if found:
                 return found
@@ -130,7 +130,7 @@ def hooks_of(model: Any, act_dtype: Any = None) -> dict[str, Callable[[str, Any]
 
     def broadcast(name: str, tensor: Any) -> None:
         """Has the model of deepseek_v4 sum the streams of its first layer's tensor again, in place."""
-        of_models = [module for module in modules.values() if hasattr(module, "finalize_mhc_broadcast_weights")]
+        of_models = [module for _, module in modules if hasattr(module, "finalize_mhc_broadcast_weights")]
         if not of_models:
             raise LookupError(f"no model of this vLLM derives anything from \"{name}\"")
         for module in of_models:

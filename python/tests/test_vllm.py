@@ -19,6 +19,7 @@ import refit
 import refit.vllm
 from refit import lora, requirements, vllm_begin_end, weight_memory
 from refit.vllm_client import Clients, HTTPClient, update_by
+from refit.vllm_draft import WithDraft
 
 
 def parallel(**sizes):
@@ -456,6 +457,11 @@ def test_a_model_of_deepseek_v4_sums_its_streams_again():
     hook = refit.vllm.hooks_of(types.SimpleNamespace(named_modules=lambda: [("", types.SimpleNamespace()), ("model", model)]))
     hook["derive-hyper-broadcast"]("model.layers.0.hc_attn_fn", None)
     assert calls == ["model"]
+    # A draft model, too, has a module of that name.
+    model.named_modules, draft = lambda: [("model", model)], types.SimpleNamespace()
+    draft.named_modules = lambda: [("model", draft)]
+    refit.vllm.hooks_of(WithDraft(model, draft, ()))["derive-hyper-broadcast"]("model.layers.0.hc_attn_fn", None)
+    assert calls == ["model"] * 2
     without = refit.vllm.hooks_of(types.SimpleNamespace(named_modules=lambda: [("", types.SimpleNamespace())]))
     with pytest.raises(LookupError, match='no model of this vLLM derives anything from "model.layers.0.hc_attn_fn"'):
         without["derive-hyper-broadcast"]("model.layers.0.hc_attn_fn", None)
