@@ -274,8 +274,10 @@ def main():
     for way in arguments.sync:  # each in a process of its own: refit.trl replaces methods of TRL
         print(f"\nweights by {way}: {how[way]}", flush=True)
         process = subprocess.Popen([sys.executable, "-B", *launcher, __file__, *sys.argv[1:], "--way", way])
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which then ends its server
-        if process.wait() != 0:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which then ends its server
+        status = process.wait()
+        signal.signal(signal.SIGINT, before)  # the next process would inherit that it is ignored
+        if status != 0:
             return 2
         runs[way] = json.loads((BUILD / f"{way}.json").read_text())
     show(runs, how, BUILD / "reward.svg")
