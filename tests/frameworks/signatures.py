@@ -218,6 +218,11 @@ def wheel_of(framework, release, wheels):
     known = list(wheels.glob(f"{framework}-{release}-*.whl")) if release else []
     if known:
         return known[0]
+    if release is None:
+        # In a folder of its own, which holds this wheel alone: pip leaves one that is there as it is, so times tell nothing.
+        wheels = wheels / "newest"
+        for old in wheels.glob(f"{framework}-*.whl"):
+            old.unlink()
     # For whatever Python: its sources are read alone.
     done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:",
                            "--python-version", "3.12", "--dest", wheels, f"{framework}=={release}" if release else framework],
@@ -225,7 +230,7 @@ def wheel_of(framework, release, wheels):
     if done.returncode:
         print(f"signatures: {framework} {release or '(newest)'} is left out: {(done.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
         return None
-    return max(wheels.glob(f"{framework}-{release or ''}*.whl"), key=lambda wheel: wheel.stat().st_mtime)
+    return next(wheels.glob(f"{framework}-{release or '*'}-*.whl"))
 
 
 def main():
