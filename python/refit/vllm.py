@@ -211,6 +211,9 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_
     def expert_placement(wanted: str) -> str:
         if facts["moves_experts"]:
             return "the engine moves experts while it serves (EPLB), which no plan follows: start vLLM without enable_eplb"
+        if facts["moe_backends"] and facts["expert_parallel"] and not facts["expert_placements"]:
+            return (f"no layer of vLLM {facts['vllm']} tells which experts stand on this rank, and the plan has them in the order {wanted}: "
+                    "install a release of Refit that knows this vLLM, or start it without enable_expert_parallel")
         for found in facts["expert_placements"]:
             if wanted in found.split(" or "):
                 continue

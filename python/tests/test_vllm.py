@@ -142,6 +142,11 @@ def test_experts_that_stand_elsewhere_than_in_the_plan_are_refused():
     assert placement_refusal("linear", "linear", moves_experts=True) == (
         "the engine moves experts while it serves (EPLB), which no plan follows: start vLLM without enable_eplb")
     assert placement_refusal(None, moves_experts=True) == ""
+    # A release whose layers have the map under another name. A stage without experts has no backend of them.
+    facts = {"vllm": "9.0", "moe_backends": ["TRITON"], "expert_parallel": True, "expert_placements": [], "moves_experts": False}
+    refused = refit.vllm.refusal_of(facts, {"expert_placement": "linear"})
+    assert refused.startswith("no layer of vLLM 9.0 tells which experts stand on this rank, and the plan has them in the order linear")
+    assert refit.vllm.refusal_of({**facts, "moe_backends": []}, {"expert_placement": "linear"}) == ""
 
 
 def test_a_requirement_that_nobody_can_compare_is_refused():
