@@ -33,15 +33,15 @@ def tcp(host: str, port: int, rank: int, world_size: int) -> Rendezvous:
 def unique_id(host: Optional[str] = None) -> bytes:
     """128 bytes to hand to all ranks, as NCCL's unique ids are. Call it in the process that is to be rank 0.
 
-    It holds the secret that lets ranks in: only they should be able to read it. `host`: the name or address by which the others
+    The id holds the secret that lets ranks in: only they should be able to read it. `host`: the name or address by which the others
     reach this one; default: what REFIT_HOST says, else the first network interface that NCCL_SOCKET_IFNAME allows.
     """
     return _core.unique_id("" if host is None else host)
 
 
 def ray_unique_id() -> bytes:
-    """The same in a worker of Ray. Unless REFIT_HOST is set, others reach it by the address of Ray's node: Ray's own processes do,
-    and who writes a runtime_env does not know yet where rank 0 will be."""
+    """A unique id that a worker of Ray makes. Unless REFIT_HOST is set, it holds the address of Ray's node, by which Ray's own processes
+    reach each other. Whoever writes a runtime_env does not know yet where rank 0 will be."""
     ray = sys.modules.get("ray")
     by_ray = not os.environ.get("REFIT_HOST") and ray is not None and ray.is_initialized()
     return unique_id(importlib.import_module("ray.util").get_node_ip_address() if by_ray else None)

@@ -54,7 +54,7 @@ class Taken(dict[str, Any]):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> "Taken":
-        """Of `tensors` whose attributes say the rest, as `live_shards` makes them."""
+        """The same object, or one made of `tensors` whose attributes say the rest, as `live_shards` makes them."""
         return tensors if isinstance(tensors, Taken) else cls(
             tensors, [name for name, tensor in tensors.items() if getattr(tensor, FROZEN, False)],
             {name: getattr(tensor, CHANGES) for name, tensor in tensors.items() if hasattr(tensor, CHANGES)})
@@ -245,7 +245,7 @@ class Sender:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of this trainer's last update, for a framework's own metrics; empty after one that failed. "refit/bytes" is what this trainer
+        """What this trainer's last update took, for a framework's own metrics; empty after one that failed. "refit/bytes" is what this trainer
         sent, "refit/bind_seconds" the time before the refit: of the first update that in which all ranks met."""
         if self._executor is None or self._seconds is None:
             return {}

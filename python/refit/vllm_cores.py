@@ -28,7 +28,7 @@ def call(llm: Any, method: str, args: Sequence[Any] = (), *, timeout: float = 0)
 
 
 async def call_async(llm: Any, method: str, args: Sequence[Any] = (), *, timeout: float = 0) -> list[Any]:
-    """The same of an `AsyncLLM`: the workers of all its engine cores, in the cores' order."""
+    """What each worker of an `AsyncLLM` answers: those of all its engine cores, in the cores' order."""
     limit = _limit(timeout)
     cores = _cores_of(llm)
     if len(cores) < 2:

@@ -86,7 +86,7 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
         self._told_by_the_last(init)
 
     def _planned(self, init_info: RefitInitInfo) -> frozenset[str]:
-        """The plan's tensors of this worker. Of a plan that join_worker refuses: none."""
+        """The plan's tensors of this worker; none if join_worker refuses the plan."""
         with contextlib.suppress(Error, OSError):
             plan = load_plan(init_info.plan)
             return frozenset(plan.tensors(rank_in_plan(plan, self.parallel_config, self.parallel_config.rank, init_info.engine)))
