@@ -43,8 +43,6 @@ function(refit_precompiled name)
     add_library(${name} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/${name}.cc)
     target_link_libraries(${name} PRIVATE refit_warnings ${arg_LIBS})
     target_precompile_headers(${name} PRIVATE ${arg_HEADERS})
-    # Two builds of the same headers are the same bytes, so that ccache finds what was compiled with them.
-    target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>)
   endif()
 endfunction()
 

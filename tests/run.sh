@@ -25,12 +25,8 @@ for part in "${parts[@]}"; do
   esac
 done
 
-tests/install.sh ccache
+tests/install.sh
 tests/python_venv.sh
-# What an earlier run compiled from the same text, in whatever folder, is not compiled again. The sloppiness is what
-# ccache asks for where headers are precompiled.
-export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
-export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 if command -v nvcc >/dev/null; then
   echo "CUDA: the CUDA parts are built; tests/gpu/run.sh runs their tests where GPUs are"
 else
@@ -109,4 +105,3 @@ for part in "${parts[@]}"; do
   esac
 done
 step "all passed"
-ccache --show-stats
