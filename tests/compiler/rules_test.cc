@@ -57,6 +57,7 @@ constexpr char kLatent[] = R"("n_routed_experts": 8, "n_shared_experts": 1,
     "topk_method": "noaux_tc", "q_lora_rank": 12, "kv_lora_rank": 8,
     "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 6)";
 constexpr char kLatentWithoutQueryRank[] = R"("n_routed_experts": 8,
+    "n_shared_experts": 0, "first_k_dense_replace": 0, "q_lora_rank": null,
     "moe_intermediate_size": 8, "topk_method": "noaux_tc", "kv_lora_rank": 8,
     "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 6)";
 constexpr char kMixers[] = R"("hybrid_override_pattern": "ME*-",

@@ -435,7 +435,8 @@ TEST(VisionTowerTest, AHeadOnTheTowerOfAGemmaIsRefused) {
 // A kimi_k25 or kimi_vl with a tower of two blocks; `more`: keys of the tower.
 std::string Kimi(const std::string& model_type, const std::string& more = "") {
   return absl::StrFormat(
-      R"({"model_type": "%s", "tie_word_embeddings": false, "text_config": {"hidden_size": 4,
+      R"({"model_type": "%s", "tie_word_embeddings": false, "projection_hidden_size": 8,
+          "text_config": {"hidden_size": 4,
           "num_attention_heads": 2, "vocab_size": 64, "num_hidden_layers": 1,
           "intermediate_size": 8, "first_k_dense_replace": 1,
           "q_lora_rank": null, "kv_lora_rank": 2, "qk_nope_head_dim": 2,

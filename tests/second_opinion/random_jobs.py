@@ -70,8 +70,11 @@ def shared_expert_model(draw, config):
         "num_nextn_predict_layers": draw.choice([0, 1, 2]),
     }  # fmt: skip
     config = {**sizes, **config}
+    if config["model_type"] == "glm4_moe_lite":
+        dense = config["first_k_dense_replace"]
+        config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
     predicts = config["num_nextn_predict_layers"] > 0 and draw.random() < 0.5
-    return DeepseekModel(predicts=predicts, **{key: value for key, value in config.items() if value is not None})
+    return DeepseekModel(predicts=predicts, **config)
 
 
 def nemotron(draw):
