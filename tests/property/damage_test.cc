@@ -360,10 +360,16 @@ int64_t FromEnvironment(const char* name, int64_t otherwise) {
   return text != nullptr && absl::SimpleAtoi(text, &value) ? value : otherwise;
 }
 
-// The text of a plan without its digests.
+// The text of a plan's body: without its digests, and without the estimates,
+// which stand in the provenance.
 std::string ContentOf(const PlanFile& plan) {
-  const std::string text = PlanText(plan, {});
-  return text.substr(text.find('\n'));
+  std::string text = PlanText(plan, {});
+  text.erase(0, text.find('\n'));
+  const size_t estimates = text.find("\nstats lower_bound");
+  if (estimates != std::string::npos) {
+    text.erase(estimates, text.find('\n', estimates + 1) - estimates);
+  }
+  return text;
 }
 
 TEST(DamageTest, WholePlansStayWhole) {
