@@ -83,11 +83,16 @@ TEST(ClassDefaultsTest, WhatAConfigLeavesOutIsTheClassesOrIsRefused) {
   table.ParseStream(stream);
   ASSERT_FALSE(table.HasParseError());
   std::set<std::string> defaulted;
-  for (auto& [name, entry] : table["families"].GetObject()) {
+  // By index: comparisons of rapidjson's iterators are ambiguous to Clang.
+  const Json& families = table["families"];
+  for (rapidjson::SizeType f = 0; f < families.MemberCount(); ++f) {
+    const auto& [name, entry] = families.MemberBegin()[f];
     const std::string family = name.GetString();
     const Reading whole = Read(entry["config"]);
     ASSERT_EQ(whole.errors, "") << family;
-    for (auto& [left_out, value] : entry["left_out"].GetObject()) {
+    const Json& keys = entry["left_out"];
+    for (rapidjson::SizeType k = 0; k < keys.MemberCount(); ++k) {
+      const auto& [left_out, value] = keys.MemberBegin()[k];
       const std::string path = left_out.GetString();
       rapidjson::Document without;
       without.CopyFrom(entry["config"], without.GetAllocator());
