@@ -86,11 +86,13 @@ class AbortThread {
         changed.wait(lock,
                      [&] { return is_closing || communicator != nullptr; });
         if (communicator == nullptr) return;
+        // `Begin` may name another one, or the same again, meanwhile.
+        const std::shared_ptr<NcclCommunicator> aborted = communicator;
         lock.unlock();
         (void)device.MakeThreadOwn();
-        communicator->Abort();
+        aborted->Abort();
         lock.lock();
-        communicator = nullptr;
+        if (communicator == aborted) communicator = nullptr;
         changed.notify_all();
       }
     }
