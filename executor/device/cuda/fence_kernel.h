@@ -25,7 +25,7 @@ struct FencePeers {
 
 // By rank. The tables, counters and `aborted` are in device memory. `waiting`
 // and `abort` are host memory that the device reaches, slowly, and so are the
-// words of peers that use the same device.
+// words of a rank that shares its device, whichever peer writes them.
 struct FenceWords {
   int32_t rank = 0;
   uint64_t* const* arrived = nullptr;  // words here: what peers signalled
