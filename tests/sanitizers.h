@@ -2,6 +2,10 @@
 #ifndef REFIT_TESTS_SANITIZERS_H_
 #define REFIT_TESTS_SANITIZERS_H_
 
+#ifndef REFIT_MORE_WITHOUT_SANITIZER
+#error "name MORE_WITHOUT_SANITIZER in the refit_test of what includes this: CI runs the others with a sanitizer alone"
+#endif
+
 namespace refit {
 
 #if defined(__has_feature)
