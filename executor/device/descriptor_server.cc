@@ -50,7 +50,7 @@ AbstractAddress AddressOf(const std::string& name) {
   return result;
 }
 
-absl::Status ErrnoStatus(const char* call) {
+absl::Status DescriptorStatus(const char* call) {
   return absl::InternalError(absl::StrCat(call, ": ", std::strerror(errno)));
 }
 
@@ -135,14 +135,14 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
       "refit-" + absl::BytesToHexString({token.data(), token.size()});
   const AbstractAddress at = AddressOf(name);
   FileDescriptor listener = OpenSocket();
-  if (listener.fd() < 0) return ErrnoStatus("socket");
+  if (listener.fd() < 0) return DescriptorStatus("socket");
   if (bind(listener.fd(), reinterpret_cast<const sockaddr*>(&at.address),
            at.size_bytes) != 0) {
-    return ErrnoStatus("bind");
+    return DescriptorStatus("bind");
   }
-  if (listen(listener.fd(), SOMAXCONN) != 0) return ErrnoStatus("listen");
+  if (listen(listener.fd(), SOMAXCONN) != 0) return DescriptorStatus("listen");
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC));
-  if (stop.fd() < 0) return ErrnoStatus("eventfd");
+  if (stop.fd() < 0) return DescriptorStatus("eventfd");
   std::unique_ptr<DescriptorServer> server(new DescriptorServer(
       std::move(open), name, std::move(listener), std::move(stop)));
   absl::Status started =
@@ -208,7 +208,7 @@ absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
                                                Deadline deadline) {
   const AbstractAddress at = AddressOf(name);
   const FileDescriptor server = OpenSocket();
-  if (server.fd() < 0) return ErrnoStatus("socket");
+  if (server.fd() < 0) return DescriptorStatus("socket");
   SetPatience(server, kClientPatience);
   int connected = -1;
   absl::Status status = Patiently(deadline, [&] {
@@ -237,7 +237,7 @@ absl::StatusOr<FileDescriptor> FetchDescriptor(const std::string& name,
   if (Uninterrupted([&] {
         return send(server.fd(), request.data(), request.size(), MSG_NOSIGNAL);
       }) < 0) {
-    return ErrnoStatus("send");
+    return DescriptorStatus("send");
   }
   ssize_t size = -1;
   status = Patiently(deadline, [&] {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-absl::Status ErrnoStatus(const char* call) {
+absl::Status SharedWordsStatus(const char* call) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "words that processes share: ", call, ": ", std::strerror(errno)));
 }
@@ -40,7 +40,7 @@ SharedWords::~SharedWords() {
 absl::Status SharedWords::Map() {
   void* const data = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE,
                           MAP_SHARED, file_.fd(), 0);
-  if (data == MAP_FAILED) return ErrnoStatus("mmap");
+  if (data == MAP_FAILED) return SharedWordsStatus("mmap");
   data_ = static_cast<uint64_t*>(data);
   return absl::OkStatus();
 }
@@ -48,10 +48,12 @@ absl::Status SharedWords::Map() {
 absl::StatusOr<std::unique_ptr<SharedWords>> SharedWords::Create(size_t count) {
   FileDescriptor file(
       memfd_create("refit-words", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (file.fd() < 0) return ErrnoStatus("memfd_create");
+  if (file.fd() < 0) return SharedWordsStatus("memfd_create");
   const auto size_bytes = static_cast<off_t>(WholePages(count));
-  if (ftruncate(file.fd(), size_bytes) != 0) return ErrnoStatus("ftruncate");
-  if (fcntl(file.fd(), F_ADD_SEALS, kSeals) != 0) return ErrnoStatus("fcntl");
+  if (ftruncate(file.fd(), size_bytes) != 0)
+    return SharedWordsStatus("ftruncate");
+  if (fcntl(file.fd(), F_ADD_SEALS, kSeals) != 0)
+    return SharedWordsStatus("fcntl");
   std::unique_ptr<SharedWords> words(new SharedWords(std::move(file), count));
   if (absl::Status s = words->Map(); !s.ok()) return s;
   return words;
@@ -91,7 +93,7 @@ absl::StatusOr<std::string> SharedWords::Show() {
                 return absl::NotFoundError("its owner shows no such words");
               }
               FileDescriptor copy(fcntl(file_.fd(), F_DUPFD_CLOEXEC, 0));
-              if (copy.fd() < 0) return ErrnoStatus("fcntl");
+              if (copy.fd() < 0) return SharedWordsStatus("fcntl");
               return copy;
             });
     if (!server.ok()) return server.status();
