@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-30}
 
-tests/install.sh clang
+tests/install.sh clang lld
 # The fuzzers are part of the tree of preset asan, so that its libraries are compiled once for both.
 cmake --preset asan >/dev/null
 cmake --build --preset fuzz

@@ -60,7 +60,7 @@ run_preset() {
     options=(-U REFIT_CUDA -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON -DREFIT_WARNINGS_AS_ERRORS=ON
       "-DREFIT_LEAVE_TESTS_TO_SANITIZER=$leave")
   fi
-  if [ "$preset" = asan ]; then tests/install.sh clang; fi
+  if [ "$preset" = asan ]; then tests/install.sh clang lld; fi
   step "$preset: build"
   cmake --preset "$preset" "${options[@]}" >/dev/null
   cmake --build --preset "$preset"
