@@ -22,7 +22,7 @@ has_release() {
 if [ -x "$venv/bin/python" ] && has_release 2>/dev/null; then exit 0; fi
 tests/torch_venv.sh
 
-fetch() { "$venv/bin/pip" install --quiet --no-cache-dir --disable-pip-version-check "$@"; }
+fetch() { "$venv/bin/pip" install --quiet --no-compile --no-cache-dir --disable-pip-version-check "$@"; }
 make_venv() {
   local torch=build/venv-torch/bin/python
   rm -rf "$venv" && "$torch" -m venv "$venv" || return 1

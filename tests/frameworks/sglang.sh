@@ -6,4 +6,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 tests/sglang_venv.sh
+unset PYTHONDONTWRITEBYTECODE
 PYTHONPYCACHEPREFIX=$PWD/build/pycache exec build/venv-sglang/bin/python tests/frameworks/sglang_models_test.py --programs build/release/bin "$@"
