@@ -9,7 +9,7 @@
 #        fuzz: 30 s of each fuzzer    wheels: built as a release ships them
 #        frameworks: an RL loop of 30 steps, then the frameworks' own packages, 20 GB under build/; by hand
 #        all: release wheels asan fuzz tsan, which CI runs. Here release leaves to asan the test binaries that do the same
-#             there.
+#             there, and tsan takes the libraries without threads from release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # What Python compiled is kept, but not beside the sources: torch takes twice as long to import without it.
@@ -18,10 +18,10 @@ export PYTHONPYCACHEPREFIX=$PWD/build/pycache
 
 parts=("$@")
 if [ ${#parts[@]} -eq 0 ]; then parts=(release); fi
-leave=OFF
+leave=OFF take=
 if [ "${parts[*]}" = all ]; then
   parts=(release wheels asan fuzz tsan)
-  leave=ON
+  leave=ON take=$PWD/build/release
 fi
 for part in "${parts[@]}"; do
   case "$part" in
@@ -63,6 +63,7 @@ run_preset() {
     options=(-U REFIT_CUDA -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON -DREFIT_WARNINGS_AS_ERRORS=ON
       "-DREFIT_LEAVE_TESTS_TO_SANITIZER=$leave")
   fi
+  if [ "$preset" = tsan ]; then options=("-DREFIT_TAKE_FROM=$take"); fi
   if [ "$preset" = asan ]; then tests/install.sh clang lld; fi
   step "$preset: build"
   cmake --preset "$preset" "${options[@]}" >/dev/null
