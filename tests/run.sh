@@ -33,7 +33,9 @@ for part in "${parts[@]}"; do
   esac
 done
 
-tests/install.sh
+compiler=()
+case " ${parts[*]} " in *" asan "* | *" fuzz "*) compiler=(clang lld) ;; esac
+tests/install.sh "${compiler[@]}"
 tests/python_venv.sh
 if command -v nvcc >/dev/null; then
   echo "CUDA: the CUDA parts are built; tests/gpu/run.sh runs their tests where GPUs are"
@@ -49,9 +51,38 @@ case " ${parts[*]} " in *" release "*)
 esac
 
 step() {
-  times >build/times
-  printf '== %s  (after %d s, %s of CPU)\n' "$*" "$SECONDS" "$(tail -1 build/times)"
+  local file=build/times-$BASHPID
+  times >"$file"
+  printf '== %s  (after %d s, %s of CPU)\n' "$*" "$SECONDS" "$(tail -1 "$file")"
+  rm "$file"
 }
+
+# beside NAME COMMAND…: runs it in the background; its output goes to build/NAME.log. One at a time.
+beside_pid=
+beside() {
+  step "$1 starts, beside what follows"
+  beside_name=$1
+  set -m # with a process group of its own
+  "${@:2}" >"build/$1.log" 2>&1 &
+  beside_pid=$!
+  set +m
+}
+# Waits for it, and prints what it said. Returns its exit status.
+end_beside() {
+  if [ -z "$beside_pid" ]; then return 0; fi
+  local status=0
+  wait "$beside_pid" || status=$?
+  beside_pid=
+  step "$beside_name ended with $status, and said:"
+  cat "build/$beside_name.log"
+  return "$status"
+}
+# Where a step fails, nothing stays behind it.
+stop_beside() {
+  if [ -n "$beside_pid" ]; then kill -- "-$beside_pid" 2>/dev/null || true; fi
+}
+trap stop_beside EXIT
+trap 'exit 130' INT TERM
 
 # One test more than cores runs at a time, because many wait for a deadline most of their time.
 run_ctest() { ctest --preset "$1" -j"$(($(nproc) + 1))" "${@:2}"; }
@@ -64,7 +95,6 @@ run_preset() {
       "-DREFIT_LEAVE_TESTS_TO_SANITIZER=$leave")
   fi
   if [ "$preset" = tsan ]; then options=("-DREFIT_TAKE_FROM=$take"); fi
-  if [ "$preset" = asan ]; then tests/install.sh clang lld; fi
   step "$preset: build"
   cmake --preset "$preset" "${options[@]}" >/dev/null
   cmake --build --preset "$preset"
@@ -73,21 +103,27 @@ run_preset() {
     run_ctest "$preset"
     return
   fi
-  local has_sglang=true
+  local has_sglang=true without=()
   wait "$frameworks" || has_sglang=false
-  if [ -d build/release/python ] && tests/torch_venv.sh; then
-    # With torch the Python tests are those of ctest and more.
-    run_ctest release -E '^python$'
+  # With torch the Python tests are those of ctest and more.
+  if [ -d build/release/python ] && tests/torch_venv.sh; then without=(-E '^python$'); fi
+  beside frameworks test_frameworks "$has_sglang" "${#without[@]}"
+  run_ctest release "${without[@]}"
+  end_beside
+}
+
+# test_frameworks HAS_SGLANG HAS_TORCH: the tests of Python that are not ctest's.
+test_frameworks() {
+  set -e
+  if [ "$2" -ne 0 ]; then
     step "release: test Python with torch"
     PYTHONPATH=$PWD/build/release/python build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
-  else
-    run_ctest release
   fi
   if [ -x build/venv/bin/python ]; then
     step "release: what adapters use of verl, SkyRL and TRL"
     build/venv/bin/python -B tests/frameworks/signatures.py
   fi
-  if "$has_sglang"; then
+  if "$1"; then
     step "release: SGLang's model classes"
     tests/frameworks/sglang.sh --case '*: tp2*'
   fi
@@ -105,12 +141,22 @@ run_frameworks() {
 
 for part in "${parts[@]}"; do
   case "$part" in
-    frameworks) run_frameworks ;;
-    fuzz | wheels)
+    frameworks)
+      end_beside
+      run_frameworks
+      ;;
+    # A wheel's tests wait most of their time, so they run beside the next part, unless that needs build/release.
+    wheels) beside wheels tests/wheels.sh ;;
+    fuzz)
       step "$part"
       "tests/$part.sh"
+      ;;
+    release | tsan)
+      end_beside
+      run_preset "$part"
       ;;
     *) run_preset "$part" ;;
   esac
 done
+end_beside
 step "all passed"
