@@ -165,10 +165,10 @@ bool HasPostHooks(const fb::Body& body) {
 // Whether `is_meant` holds of a message that a destination rank sends. Ranks of
 // one list of messages send alike.
 template <typename IsMeant>
-bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
+bool AnySends(const fb::Body& body, uint32_t first_rank,
+              const IsMeant& is_meant) {
   absl::flat_hash_set<const void*> seen;
-  for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
-       ++rank) {
+  for (uint32_t rank = first_rank; rank < body.programs()->size(); ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
     if (!seen.insert(MessagesKey(body, program)).second) continue;
     const bool sends_none =
@@ -178,6 +178,11 @@ bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
     if (!sends_none) return true;
   }
   return false;
+}
+
+template <typename IsMeant>
+bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
+  return AnySends(body, body.source_ranks(), is_meant);
 }
 
 bool IsStaged(const fb::Body& body, const fb::Message& message) {
@@ -210,8 +215,9 @@ bool HasShifts(const fb::Body& body) {
 // Whether a message inside a host is in a round of another route, or passes on
 // what its rank holds.
 bool HasDealing(const fb::Body& body) {
-  return DestinationsSend(
-      body, [&](const fb::RankProgram& program, const fb::Message& message) {
+  return AnySends(
+      body, /*first_rank=*/0,
+      [&](const fb::RankProgram& program, const fb::Message& message) {
         if (!IsStaged(body, message)) return false;
         if (IsHeld(body, message)) return true;
         const fb::Round& round = *body.rounds()->Get(message.round());

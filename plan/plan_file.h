@@ -150,7 +150,7 @@ inline uint32_t PeerOf(const fb::Body& body, uint32_t rank,
 }
 
 // How bytes travel between these two ranks. A round of route kNetwork may have
-// messages inside hosts as well: those that deal out.
+// messages inside hosts as well, beside those between them.
 fb::Route RouteBetween(const fb::Body& body, uint32_t source,
                        uint32_t destination);
 

@@ -180,6 +180,7 @@ bool DataProof::IsFollowed(uint32_t rank, uint32_t alike) const {
     const std::optional<Held> held_there = HeldBy(sender_there, position);
     if (!held.has_value() || !held_there.has_value() ||
         held->position != held_there->position ||
+        held->begin != held_there->begin || held->end != held_there->end ||
         !are_alike(held->rank, held_there->rank)) {
       return false;
     }
@@ -194,33 +195,29 @@ bool DataProof::IsHeldSend(uint32_t rank, const fb::Message& send) const {
 }
 
 // CheckStaging has shown that the bytes are those of the message that feeds it,
-// and that nothing overwrites them; it reported what is not so.
+// and that nothing overwrites them; it reported what is not so. That one may be
+// held as well: each is of an earlier round than the one before.
 std::optional<DataProof::Held> DataProof::HeldBy(uint32_t rank,
                                                  uint32_t position) const {
-  const fb::RankProgram& program = *body_.programs()->Get(rank);
-  const MessageVector& messages = messages_.Of(program);
-  const fb::Message& send = *messages.Get(position);
-  const fb::Message* fed_by = FedBy(messages_, program, position);
-  if (fed_by == nullptr) return std::nullopt;
-  const auto feed = static_cast<uint32_t>(fed_by - messages.Get(0));
-  const int32_t partner = partners_[rank][feed];
-  if (partner < 0) return std::nullopt;  // reported by MatchMessages
-  Held held;
-  held.rank = PeerOf(body_, program, *fed_by);
-  held.position = static_cast<uint32_t>(partner);
-  held.begin = static_cast<int64_t>(send.staging_offset()) -
-               static_cast<int64_t>(fed_by->staging_offset());
-  held.end = held.begin + static_cast<int64_t>(send.size_bytes());
-  const fb::Message& packed = *messages_.Of(held.rank).Get(held.position);
-  if (IsHeldSend(held.rank, packed)) {
-    violations_.Report({.rank = rank, .round = send.round()},
-                       Invariant::kRightElement, [&] {
-                         return absl::StrFormat(
-                             "deals out what rank %d deals out as well: bytes "
-                             "are held by one rank only",
-                             held.rank);
-                       });
-    return std::nullopt;
+  Held held = {.rank = rank, .position = position};
+  const fb::Message* send = messages_.Of(rank).Get(position);
+  held.end = static_cast<int64_t>(send->size_bytes());
+  while (IsHeldSend(held.rank, *send)) {
+    if (!steps_.Take(1)) return std::nullopt;
+    const fb::RankProgram& program = *body_.programs()->Get(held.rank);
+    const MessageVector& messages = messages_.Of(program);
+    const fb::Message* fed_by = FedBy(messages_, program, held.position);
+    if (fed_by == nullptr) return std::nullopt;
+    const auto feed = static_cast<uint32_t>(fed_by - messages.Get(0));
+    const int32_t partner = partners_[held.rank][feed];
+    if (partner < 0) return std::nullopt;  // reported by MatchMessages
+    const int64_t skipped = static_cast<int64_t>(send->staging_offset()) -
+                            static_cast<int64_t>(fed_by->staging_offset());
+    held.begin += skipped;
+    held.end += skipped;
+    held.rank = PeerOf(body_, program, *fed_by);
+    held.position = static_cast<uint32_t>(partner);
+    send = messages_.Of(held.rank).Get(held.position);
   }
   return held;
 }

@@ -160,8 +160,8 @@ class DataProof {
   // That what an operation addresses of scratch has one window (3).
   void CheckOneWindow(uint32_t rank, const fb::Quantize& op);
 
-  // What a held message consists of: bytes of a message that its sender packs
-  // and the rank between them holds.
+  // What a held message consists of: bytes of a message that its sender packs,
+  // and that the ranks between them hold, one after the other.
   struct Held {
     uint32_t rank = 0;      // that packs it
     uint32_t position = 0;  // of the message there

@@ -219,9 +219,8 @@ class Matcher {
     const bool is_direct = round.mechanism() == fb::Mechanism::kDirect;
     const fb::Route wanted = RouteBetween(send.source, destination);
     const fb::Route found = round.route();
-    const bool is_dealt = wanted == fb::Route::kPeer &&
-                          found == fb::Route::kNetwork &&
-                          send.source >= source_ranks_;
+    const bool is_dealt =
+        wanted == fb::Route::kPeer && found == fb::Route::kNetwork;
     if (found != wanted && !is_dealt) {
       violations_.Report(site, Invariant::kMatchedMessages, [&] {
         return absl::StrFormat(
@@ -230,21 +229,16 @@ class Matcher {
             EnumText(found), EnumText(wanted), send.source);
       });
     }
-    // refitc deals inside hosts alone, beside what the network brings;
-    // executors were tried with no other.
+    // refitc deals in rounds between hosts alone; executors were tried with no
+    // other.
     const bool is_held =
         send.source >= source_ranks_ && IsHeld(body_, message) && !is_direct;
-    if (is_held && found == wanted) {
+    if (is_held && found != fb::Route::kNetwork) {
       violations_.Report(site, Invariant::kMatchedMessages, [&] {
-        return wanted == fb::Route::kNetwork
-                   ? absl::StrFormat(
-                         "is dealt to by rank %d, which is on host %d when it "
-                         "should be on host %d",
-                         send.source, hosts_[send.source], hosts_[destination])
-                   : absl::StrFormat(
-                         "is dealt to by rank %d in a round of route %s when "
-                         "it should be network",
-                         send.source, EnumText(found));
+        return absl::StrFormat(
+            "is dealt to by rank %d in a round of route %s when it should be "
+            "network",
+            send.source, EnumText(found));
       });
     }
     if (wanted == fb::Route::kNetwork && is_direct) {

@@ -1,5 +1,6 @@
 #include "plan/text/plan_view.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/escaping.h"
@@ -116,22 +117,24 @@ uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
 SentCopies SentCopiesOf(const MessageLists& messages, uint32_t rank,
                         uint32_t position) {
   const fb::Body& body = messages.body();
-  const fb::RankProgram& program = *body.programs()->Get(rank);
-  const MessageVector& of_rank = messages.Of(program);
-  const fb::Message& send = *of_rank.Get(position);
   SentCopies sent = {.packer = rank, .copies = {}};
-  const fb::Message* packed = &send;
+  const fb::Message* packed = messages.Of(rank).Get(position);
   uint64_t begin = 0;
   uint64_t size_bytes = std::numeric_limits<uint64_t>::max();
-  if (IsHeldSend(body, rank, send)) {
-    const fb::Message* fed_by = FedBy(messages, program, position);
+  // From rank to rank that holds it, each of an earlier round, to the packer.
+  while (IsHeldSend(body, sent.packer, *packed)) {
+    const fb::RankProgram& program = *body.programs()->Get(sent.packer);
+    const MessageVector& of_rank = messages.Of(program);
+    const auto of_packed = static_cast<uint32_t>(packed - of_rank.Get(0));
+    const fb::Message* fed_by = FedBy(messages, program, of_packed);
     if (fed_by == nullptr) return sent;
-    packed = PartnerOf(messages, rank,
-                       static_cast<uint32_t>(fed_by - of_rank.Get(0)));
-    if (packed == nullptr) return sent;
+    const fb::Message* partner = PartnerOf(
+        messages, sent.packer, static_cast<uint32_t>(fed_by - of_rank.Get(0)));
+    if (partner == nullptr) return sent;
+    begin += packed->staging_offset() - fed_by->staging_offset();
+    size_bytes = std::min(size_bytes, packed->size_bytes());
     sent.packer = PeerOf(body, program, *fed_by);
-    begin = send.staging_offset() - fed_by->staging_offset();
-    size_bytes = send.size_bytes();
+    packed = partner;
   }
   const fb::CopyList& list = *body.copy_lists()->Get(packed->copies());
   for (uint32_t i = 0; i < list.count(); ++i) {

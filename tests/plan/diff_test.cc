@@ -543,6 +543,9 @@ TEST(DiffTest, RouteOfAPairIsTraffic) {
   other.rounds[1] = fb::Route::kNetwork;
   // Inside a host, beside what the network brings.
   EXPECT_EQ(TextOf(SampleSpec(), other),
+            "contract\n"
+            "  FORMAT_CHANGED plan 1.1 -> plan 1.10 features 0x100; executors "
+            "must also know dealt messages\n"
             "traffic\n"
             "  ROUTE_CHANGED 0 -> 3; 1 -> 2: peer -> peer dealt\n");
   PlanSpec spec = SampleSpec();
@@ -827,7 +830,7 @@ TEST(DiffTest, JsonListsThePairs) {
   rapidjson::Document json;
   json.Parse(DifferenceJson(Compare(SampleSpec(), other)).c_str());
   ASSERT_FALSE(json.HasParseError());
-  const rapidjson::Value& pairs = json["differences"][0]["pairs"];
+  const rapidjson::Value& pairs = json["differences"][1]["pairs"];
   ASSERT_EQ(pairs.Size(), 2u);
   EXPECT_EQ(pairs[1][0].GetInt(), 1);
   EXPECT_EQ(pairs[1][1].GetInt(), 2);

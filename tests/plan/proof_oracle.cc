@@ -312,12 +312,13 @@ void Oracle::Schedule() {
           : program.host == spec_.programs[message.peer()].host
               ? fb::Route::kPeer
               : fb::Route::kNetwork;
-      const bool deals = route == fb::Route::kPeer &&
-                         spec_.rounds[message.round()] == fb::Route::kNetwork &&
-                         !IsSource(is_send ? rank : message.peer());
-      if (spec_.rounds[message.round()] != route && !deals) Fault("route");
-      if (IsHeld(rank, message) && !deals) {
-        Fault("deals elsewhere than inside a host, beside the network");
+      const bool is_beside =
+          route == fb::Route::kPeer &&
+          spec_.rounds[message.round()] == fb::Route::kNetwork;
+      if (spec_.rounds[message.round()] != route && !is_beside) Fault("route");
+      if (IsHeld(rank, message) &&
+          spec_.rounds[message.round()] != fb::Route::kNetwork) {
+        Fault("deals elsewhere than in a round between hosts");
       }
       if (route == fb::Route::kNetwork && IsDirect(message.round())) {
         Fault("direct over the network");

@@ -76,8 +76,8 @@ struct Holding {
 // Draws a plan that is right: params cut into boxes on both sides, boxes laid
 // out in buffers in permuted order, with gaps, interleaved or as a stack; each
 // common box sent by one holder, in messages of random rounds. In half of the
-// plans the sides are on hosts of their own, and destinations deal out to
-// others of their host what they receive, perhaps for themselves as well.
+// plans destinations deal out what they receive, perhaps for themselves as
+// well, to others of their host and of others, who may deal it out once more.
 class Planner {
  public:
   explicit Planner(uint64_t seed) : random_(seed) {}
@@ -89,14 +89,15 @@ class Planner {
                           (deals_ ? 1 : 0));
     spec_.copy_lists.emplace_back();
     for (uint32_t rank = 0; rank < spec_.programs.size(); ++rank) {
-      const bool is_apart = deals_ && rank >= spec_.source_ranks;
+      const bool is_apart =
+          deals_ && rank >= spec_.source_ranks && !random_.OneIn(8);
       spec_.programs[rank].host = is_apart ? 1 + random_.OneIn(4) : 0;
       spec_.programs[rank].fills = 0;
     }
     rounds_ = 1 + random_.Below(3);
     spec_.rounds.assign(rounds_, fb::Route::kPeer);
     if (deals_) {
-      spec_.rounds.assign(rounds_ + kHeldRoundsMax, fb::Route::kNetwork);
+      spec_.rounds.assign(rounds_ + 2 * kHeldRoundsMax, fb::Route::kNetwork);
     }
     if (random_.OneIn(3)) spec_.casts = {{DType::kFp32, DType::kBf16}};
     for (uint64_t params = 1 + random_.Below(3); params > 0; --params) {
@@ -218,13 +219,16 @@ class Planner {
     return {rank, slot, fragment, is_stack};
   }
 
-  // A destination of the rank's host, where such deal out; perhaps itself.
+  // A destination, of the rank's host as a rule, where such deal out; perhaps
+  // itself.
   uint32_t NeighbourOf(uint32_t rank) {
     if (!deals_) return rank;
+    const bool is_anywhere = random_.OneIn(4);
     std::vector<uint32_t> neighbours;
     for (uint32_t other = spec_.source_ranks; other < spec_.programs.size();
          ++other) {
-      if (spec_.programs[other].host == spec_.programs[rank].host) {
+      if (is_anywhere ||
+          spec_.programs[other].host == spec_.programs[rank].host) {
         neighbours.push_back(other);
       }
     }
@@ -364,16 +368,30 @@ class Planner {
                   bytes),
          number});
     for (size_t i = 0; i < parts.size(); ++i) {
+      // Who holds the part: the dealer, or one that it was dealt out to.
+      struct Holder {
+        uint32_t rank = 0;
+        uint32_t round = 0;
+        uint64_t staged = 0;
+        size_t number = 0;
+      };
+      const Holder first_holder = {dealer, round, staged + begins[i], number};
+      Holder holder = first_holder;
       for (const auto& [rank, copies] : parts[i]->unpacks) {
         if (rank == dealer) continue;
-        const auto later =
-            round + 1 + static_cast<uint32_t>(random_.Below(kHeldRoundsMax));
+        const auto later = holder.round + 1 +
+                           static_cast<uint32_t>(random_.Below(kHeldRoundsMax));
         const uint64_t size = parts[i]->bytes;
-        drafts_[dealer].push_back(
-            {SendTo(rank, later, 0, staged + begins[i], size), next_, number});
+        const uint64_t lies = Stage(rank, size);
+        drafts_[holder.rank].push_back(
+            {SendTo(rank, later, 0, holder.staged, size), next_,
+             holder.number});
         drafts_[rank].push_back(
-            {RecvFrom(dealer, later, AddList(copies), Stage(rank, size), size),
-             next_++});
+            {RecvFrom(holder.rank, later, AddList(copies), lies, size), next_});
+        const bool is_first = holder.rank == dealer;
+        holder = is_first && random_.OneIn(2) ? Holder{rank, later, lies, next_}
+                                              : first_holder;
+        ++next_;
       }
     }
   }
