@@ -235,6 +235,7 @@ enum class Relayed { kStored, kDealt, kDealtInStripes, kDealtWhole };
 // One way to compile a job.
 struct Way {
   Relayed relayed = Relayed::kStored;
+  bool routes_flows = false;
   bool relays_eagerly = false;
   int64_t relayed_per_round = kRelayedPerRound;
 };
@@ -242,6 +243,7 @@ struct Way {
 Limits LimitsOf(Limits limits, const Way& way) {
   const Relayed relayed = way.relayed;
   limits.relays_eagerly = way.relays_eagerly;
+  limits.routes_flows = way.routes_flows;
   limits.relayed_per_round = way.relayed_per_round;
   limits.deals |= relayed == Relayed::kDealtWhole;
   limits.deals_relays =
@@ -423,14 +425,50 @@ class Contest {
   int64_t least_ = 0;  // nanoseconds of `draft_`
 };
 
+// How ranks of several hosts are fed along trees.
+Way RoutedWay(DealKind deal) {
+  return {
+      .relayed = deal == DealKind::kNever ? Relayed::kStored : Relayed::kDealt,
+      .routes_flows = true};
+}
+
+// If anything of the job goes along trees then, how many messages there would
+// be without, at least; else 0.
+int64_t MessagesIfNotRouted(const Job& job, const Inputs& inputs) {
+  const DealKind deal = job.options.deal.value;
+  if (!inputs.limits.relays || deal == DealKind::kAlways) return 0;
+  Diagnostics unheard;
+  Module module;
+  module.limits = LimitsOf(inputs.limits, RoutedWay(deal));
+  module.params = inputs.model.params;
+  module.skips = inputs.model.skips;
+  DeclareQuantizations(job, module, unheard);
+  const PassOptions of = {
+      .job = job, .model = inputs.model, .diagnostics = unheard};
+  for (const PassInfo& pass : Pipeline()) {
+    if (!pass.run(of, module).ok() || !unheard.ok()) return 0;
+    if (pass.run == RouteFlows) break;
+  }
+  return module.stats.routes_flows ? module.stats.messages_without_trees : 0;
+}
+
+// Whether the job has a plan of this kind: ranks may have too many peers.
+bool CanBeDrafted(const Job& job, const Inputs& inputs, const Way& way,
+                  const CompileOptions& options) {
+  const CompileOptions quiet = {.print_after = options.print_after};
+  PassTimes unheard(quiet);
+  Diagnostics diagnostics;
+  return Drafted(job, inputs, way, quiet, unheard, diagnostics).ok();
+}
+
 // The plan that the simulator finds fastest: `draft`, or one in which ranks
-// deal, or relay otherwise between hosts.
+// deal, relay otherwise between hosts, or, with `routes`, along trees.
 Draft Fastest(const Job& job, const Inputs& inputs,
               const CompileOptions& options, absl::Span<const Relayed> tried,
-              const Way& first, Draft draft) {
+              const Way& first, bool routes, Draft draft) {
   const bool deals =
       !tried.empty() && MayBeFasterDealt(draft.messages, draft.stats);
-  if (!deals &&
+  if (!deals && !routes &&
       !MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, first), draft)) {
     return draft;
   }
@@ -444,18 +482,20 @@ Draft Fastest(const Job& job, const Inputs& inputs,
                                           : kFasterPercent);
   }
   Way way = contest.way();
-  if (contest.IsNear() ||
-      !MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, way),
-                          contest.draft())) {
-    return std::move(contest).TakeDraft();
-  }
-  way.relays_eagerly = true;
-  contest.Try(way, kFasterRelayedPercent);
-  for (const int64_t relayed_per_round : kRelayedPerRoundTried) {
-    if (!contest.draft().stats.relays_between_hosts) break;
-    way = contest.way();
-    way.relayed_per_round = relayed_per_round;
+  if (!contest.IsNear() &&
+      MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, way),
+                         contest.draft())) {
+    way.relays_eagerly = true;
     contest.Try(way, kFasterRelayedPercent);
+    for (const int64_t relayed_per_round : kRelayedPerRoundTried) {
+      if (!contest.draft().stats.relays_between_hosts) break;
+      way = contest.way();
+      way.relayed_per_round = relayed_per_round;
+      contest.Try(way, kFasterRelayedPercent);
+    }
+  }
+  if (routes) {
+    contest.Try(RoutedWay(job.options.deal.value), kFasterPercent);
   }
   return std::move(contest).TakeDraft();
 }
@@ -524,14 +564,21 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   const std::optional<Inputs> inputs = ReadInputs(job, times, diagnostics);
   if (!inputs.has_value()) return JobHasErrors();
   const DealKind deal = job.options.deal.value;
-  const Way first = {.relayed = FirstOf(deal)};
+  const int64_t unrouted = MessagesIfNotRouted(job, *inputs);
+  Way first = {.relayed = FirstOf(deal)};
+  if (unrouted > static_cast<int64_t>(kMessagesTried) ||
+      (unrouted > 0 && inputs->limits.network_peers > 0 &&
+       !CanBeDrafted(job, *inputs, first, options))) {
+    first = RoutedWay(deal);
+  }
   absl::StatusOr<Draft> draft =
       Drafted(job, *inputs, first, options, times, diagnostics);
   if (!draft.ok()) return draft.status();
   std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
+    if (first.routes_flows) return *std::move(draft);
     Draft fastest = Fastest(job, *inputs, options, OthersOf(deal), first,
-                            *std::move(draft));
+                            unrouted > 0, *std::move(draft));
     if (job.options.delta.value.enabled) {
       without_delta =
           SecondsWithoutDelta(job, *inputs, fastest.stats.predicted_seconds);

@@ -277,6 +277,8 @@ struct Piece {
   // fan-out: each starts at the one rank in `destinations`, or at a receiver of
   // one before it.
   std::vector<Relay> relays;
+  // route-flows: `relays` are a tree over several hosts.
+  bool is_routed = false;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
   DType destination_dtype = DType::kUnspecified;
@@ -324,7 +326,8 @@ struct Message {
   int32_t contents = 0;
   int64_t size_bytes = 0;
   // Direct: which of the successive rounds of its route. A chunk of a relayed
-  // pipeline travels one round later with each relay.
+  // pipeline travels one round later with each relay. Staged and routed: which
+  // chunk of its stream.
   int32_t pipeline_round = 0;
   // Of a relay: the messages that bring its contents to its source, and the
   // route by which they come. Relays inside a host of what the network brought
@@ -337,6 +340,8 @@ struct Message {
   bool is_unpacked = true;
   // Of one that deals out: its source packs nothing.
   bool is_held = false;
+  // Of a routed piece. Inside a host it goes in a round between hosts.
+  bool is_routed = false;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
   int64_t source_staging_offset = 0;
@@ -364,6 +369,14 @@ struct Delta {
 inline constexpr int64_t kRelayedPerRound = 2;
 inline constexpr int64_t kRelayedPerPeerRound = 3;
 
+// A message that goes along a tree from staging leaves a rank so many rounds
+// after it came, at most: the rank passes it on to two others, one in a round.
+// Staging has as many rounds more.
+inline constexpr int32_t kHeldRounds = 2;
+// No message of a tree is made smaller: the least that options.bucket_bytes may
+// be.
+inline constexpr int64_t kFlowMessageBytesMin = 4096;
+
 struct Limits {
   int64_t bucket_bytes = 0;
   bool fills_buckets = false;  // also between hosts: the job says their size
@@ -379,7 +392,9 @@ struct Limits {
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;  // destination ranks may pass on what they received
-  bool deals = false;   // or hold for others of their host
+  // What ranks of several hosts want goes by trees (route-flows).
+  bool routes_flows = false;
+  bool deals = false;  // or hold for others of their host
   // Or what they relay inside their host alone, where that is faster.
   bool deals_relays = false;
   // Then of each piece a stripe, so that all sources feed all receivers; else
@@ -484,7 +499,17 @@ struct Stats {
   // receiver receives. Not in the plan.
   bool relays_between_hosts = false;
   bool may_relay_between_hosts = false;
+  bool routes_flows = false;           // any piece is routed; not in the plan
+  int64_t messages_without_trees = 0;  // then, at least; not in the plan
 };
+
+// Whether a message inside a host travels in a round between hosts.
+inline bool IsBesideNetwork(const Message& message) {
+  return message.route == Route::kPeer &&
+         (message.is_held ||
+          (message.is_routed && message.mechanism == Mechanism::kStaged &&
+           message.relayed_from == Route::kUnspecified));
+}
 
 struct Module {
   // Before the passes.

@@ -87,7 +87,7 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
                         .source = message.source,
                         .destination = message.destination,
                         .wave = message.wave,
-                        .is_held = message.is_held,
+                        .is_held = IsBesideNetwork(message),
                         .bytes = BytesOnRoute(module, message)});
   }
   CountingSort(messages, module.rounds.size(), [](const OfRound& message) {

@@ -166,6 +166,7 @@ Groups ListGroups(const Module& module) {
   SourcesByHost sources_by_host;
   for (size_t i = 0; i < module.pieces.size(); ++i) {
     const Piece& piece = module.pieces[i];
+    if (piece.is_routed) continue;
     sources_by_host.Set(module.topology, piece.sources, groups.senders);
     const size_t begin = groups.all.size();
     for (Rank destination : piece.destinations) {

@@ -4,21 +4,21 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/container/node_hash_map.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "compiler/passes/packer.h"
 #include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 
 namespace refit {
 namespace {
 
-// A slab that does not fit into what is left of a bucket is cut only when
-// closing the bucket early would waste more than this part of it.
-constexpr int64_t kWasteDivisor = 32;
+constexpr int64_t kWasteDivisor = Packer::kWasteDivisor;
 // Of what receivers relay and deal out less is wasted, so that all messages of
 // a round are of one size: it takes as long as its largest. Not where a pair
 // has more than so many: then the last of them may be small.
@@ -33,89 +33,6 @@ constexpr int64_t kFinerMostOfHosts = 2;
 // Relays between hosts are few if they are less than this part of what hosts
 // are dealt.
 constexpr double kRelaysBeside = 0.5;
-
-// One message's contents while it is filled.
-struct Bucket {
-  std::vector<Packed> contents;
-  int64_t size_bytes = 0;
-};
-
-// Fills buckets with the boxes of one pair of ranks, in order.
-class Packer {
- public:
-  // `pieces`: how many will come.
-  Packer(int64_t bucket_bytes, int64_t waste_divisor, size_t pieces)
-      : bucket_bytes_(bucket_bytes),
-        waste_bytes_(bucket_bytes / waste_divisor),
-        pieces_(pieces) {}
-
-  void Add(PieceId piece, const Box& box, int64_t element_bytes);
-  std::vector<Bucket> Take() { return std::move(buckets_); }
-
- private:
-  void Place(PieceId piece, const Box& box, int64_t bytes);
-  int64_t Free() const {
-    return buckets_.empty()
-               ? 0
-               : bucket_bytes_ - AlignStaging(buckets_.back().size_bytes);
-  }
-
-  static constexpr size_t kMostReserved = 4;
-
-  int64_t bucket_bytes_;
-  int64_t waste_bytes_;
-  size_t pieces_;
-  std::vector<Bucket> buckets_;
-};
-
-void Packer::Place(PieceId piece, const Box& box, int64_t bytes) {
-  if (buckets_.empty() || bytes > Free()) buckets_.emplace_back();
-  Bucket& bucket = buckets_.back();
-  if (bucket.contents.empty()) {
-    bucket.contents.reserve(std::min(pieces_, kMostReserved));
-  }
-  const int64_t offset = AlignStaging(bucket.size_bytes);
-  bucket.contents.push_back(
-      {.piece = piece, .box = box, .staging_offset = offset});
-  bucket.size_bytes = offset + bytes;
-}
-
-void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
-  // Most boxes are not cut.
-  if (const int64_t bytes = box.Volume() * element_bytes;
-      bytes > 0 && bytes <= Free()) {
-    Place(piece, box, bytes);
-    return;
-  }
-  Box rest = box;
-  while (!rest.Empty()) {
-    const int64_t bytes = rest.Volume() * element_bytes;
-    if (bytes <= Free() || (bytes <= bucket_bytes_ && Free() <= waste_bytes_)) {
-      Place(piece, rest, bytes);
-      return;
-    }
-    // Cut along the outermost dimension that can be cut: as many whole slabs
-    // as fit now, then the rest.
-    size_t dim = 0;
-    while (rest.extent(dim) == 1) ++dim;
-    const int64_t slab_bytes = bytes / rest.extent(dim);
-    const int64_t room = Free() <= waste_bytes_ ? bucket_bytes_ : Free();
-    const int64_t slabs = room / slab_bytes;
-    if (slabs == 0 && slab_bytes <= waste_bytes_) {
-      // The slab is small and yet does not fit: a new bucket serves it better.
-      buckets_.emplace_back();
-      continue;
-    }
-    Box first = rest;
-    rest.lo[dim] += std::max<int64_t>(slabs, 1);
-    first.hi[dim] = rest.lo[dim];
-    if (slabs == 0) {
-      Add(piece, first, element_bytes);  // cuts inside one slab
-    } else {
-      Place(piece, first, slabs * slab_bytes);
-    }
-  }
-}
 
 // The buckets of one list of pieces, which many pairs share.
 struct PackedPieces {
@@ -180,6 +97,7 @@ struct Stream {
   Rank receiver{};
   Route route = Route::kUnspecified;
   absl::Span<const Relay> relays;  // those of its pieces
+  bool is_routed = false;          // so are its pieces
   std::vector<PieceId> pieces;
 };
 
@@ -269,6 +187,16 @@ class MessageBuilder {
   double SecondsInTurns(const std::vector<WaveStreams>& waves,
                         int64_t bucket_bytes, double others) const;
   int64_t HostBucketBytes(const std::vector<WaveStreams>& waves) const;
+  // Whether ranks pass on what they are sent by trees from staging.
+  bool HoldsFlows(const std::vector<Stream>& streams) const;
+  // The bytes of a message of a routed stream.
+  int64_t FlowBucketBytes(const std::vector<Stream>& streams) const;
+  // Messages along the tree of the stream.
+  void BuildFlow(int32_t wave, const Stream& stream, int64_t bucket_bytes,
+                 bool holds);
+  // Those by which `rank` passes on, from its staging, what it was just sent.
+  void SendHeld(int32_t wave, Rank rank, const Stream& stream,
+                const PackedPieces& packed);
   bool RelaysBesideDealt(const std::vector<WaveStreams>& waves) const;
   int64_t DealtBucketBytes() const;
   int64_t LastDealtBytes() const;
@@ -342,7 +270,10 @@ void MessageBuilder::Send(Rank source, Rank destination,
   feeds_[IndexOf(destination)] = {module_.messages.size(),
                                   packed.contents.size()};
   const Route route = module_.RouteBetween(source, destination);
-  const Mechanism mechanism = module_.MechanismOf(route);
+  const Mechanism mechanism =
+      like.is_routed && like.relayed_from == Route::kUnspecified
+          ? Mechanism::kStaged
+          : module_.MechanismOf(route);
   for (size_t i = 0; i < packed.contents.size(); ++i) {
     Message& message = module_.messages.emplace_back(like);
     message.source = source;
@@ -351,7 +282,7 @@ void MessageBuilder::Send(Rank source, Rank destination,
     message.mechanism = mechanism;
     message.contents = packed.contents[i];
     message.size_bytes = packed.size_bytes[i];
-    if (message.mechanism == Mechanism::kDirect) {
+    if (message.mechanism == Mechanism::kDirect || message.is_routed) {
       message.pipeline_round += static_cast<int32_t>(i);
     }
   }
@@ -707,12 +638,166 @@ int64_t MessageBuilder::CountDealt(int64_t network_bytes,
   return messages;
 }
 
+// What the ranks of routed streams do.
+namespace {
+struct FlowLoad {
+  int64_t received = 0;  // by the busiest rank, between hosts
+  int64_t largest = 0;   // of a stream
+  size_t others = 0;     // to whom a rank passes on inside its host, at most
+  int64_t steps = 0;     // rounds of the longest way from a root
+};
+
+FlowLoad LoadOfFlows(const Module& module,
+                     const std::vector<int64_t>& staged_bytes,
+                     const std::vector<Stream>& streams) {
+  FlowLoad load;
+  std::vector<int64_t> received(static_cast<size_t>(module.world_size()), 0);
+  std::vector<int64_t> steps(received.size(), 0);
+  std::vector<int64_t> passed_on(received.size(), 0);
+  std::vector<size_t> others(received.size(), 0);
+  for (const Stream& stream : streams) {
+    if (!stream.is_routed) continue;
+    int64_t bytes = 0;
+    for (const PieceId id : stream.pieces) bytes += staged_bytes[IndexOf(id)];
+    load.largest = std::max(load.largest, bytes);
+    if (stream.route == Route::kNetwork) {
+      received[IndexOf(stream.receiver)] += bytes;
+    }
+    steps[IndexOf(stream.receiver)] = 0;
+    for (const Relay& relay : stream.relays) {
+      others[IndexOf(relay.sender)] = 0;
+      passed_on[IndexOf(relay.sender)] = 0;
+    }
+    for (const Relay& relay : stream.relays) {
+      if (module.RouteBetween(relay.sender, relay.receiver) !=
+          Route::kNetwork) {
+        load.others = std::max(load.others, ++others[IndexOf(relay.sender)]);
+        continue;
+      }
+      received[IndexOf(relay.receiver)] += bytes;
+      steps[IndexOf(relay.receiver)] =
+          steps[IndexOf(relay.sender)] + ++passed_on[IndexOf(relay.sender)];
+      load.steps = std::max(load.steps, steps[IndexOf(relay.receiver)]);
+    }
+  }
+  load.received = *std::max_element(received.begin(), received.end());
+  return load;
+}
+// Of a message, if `others` of a rank's host pass on to it what they receive:
+// its staging of a round holds what it sends, what it receives, and theirs.
+int64_t MessageBytesMost(const Limits& limits, int64_t others) {
+  return std::min(limits.bucket_bytes,
+                  limits.staging_bytes / (limits.slots + kHeldRounds) /
+                      (2 + others) / kStagingAlignmentBytes *
+                      kStagingAlignmentBytes);
+}
+}  // namespace
+
+bool MessageBuilder::HoldsFlows(const std::vector<Stream>& streams) const {
+  const auto others =
+      static_cast<int64_t>(LoadOfFlows(module_, staged_bytes_, streams).others);
+  // A rank sends and receives a message, deals it out, and is dealt as many. A
+  // message takes as long as its start, at least.
+  return module_.limits.deals_relays &&
+         2 + 2 * others <= module_.limits.operations_per_round &&
+         static_cast<double>(MessageBytesMost(module_.limits, others)) >=
+             module_.topology.network_bytes_per_second * kStagedRoundSeconds;
+}
+
+int64_t MessageBuilder::FlowBucketBytes(
+    const std::vector<Stream>& streams) const {
+  const FlowLoad load = LoadOfFlows(module_, staged_bytes_, streams);
+  if (load.received == 0) return 0;
+  const Topology& topology = module_.topology;
+  const auto others =
+      HoldsFlows(streams) ? static_cast<int64_t>(load.others) : 0;
+  const int64_t most = MessageBytesMost(module_.limits, others);
+  // A rank passes a message on one round after it came, to one rank after the
+  // other, and deals it out at last.
+  const auto last = static_cast<double>(load.steps + 1);
+  double least = std::numeric_limits<double>::infinity();
+  int64_t best = most;
+  for (int64_t count = (load.largest + most - 1) / most;;
+       count += std::max<int64_t>(count / 8, 1)) {
+    const int64_t bytes = load.largest / count;
+    const double network =
+        static_cast<double>(bytes) / topology.network_bytes_per_second +
+        kStagedRoundSeconds;
+    const double dealt =
+        static_cast<double>(others) *
+        (static_cast<double>(bytes) / topology.peer_bytes_per_second +
+         kDealtMessageSeconds);
+    const double rounds =
+        static_cast<double>(load.received) / static_cast<double>(bytes + 1);
+    const double seconds = (rounds + last) * std::max(network, dealt);
+    if (seconds < least) {
+      least = seconds;
+      best = std::min(most, EvenBytes(load.largest, count, kAlikeDivisor));
+    }
+    if (bytes <= kFlowMessageBytesMin || seconds > 2 * least) break;
+  }
+  return std::max<int64_t>(best, 1);
+}
+
+void MessageBuilder::SendHeld(int32_t wave, Rank rank, const Stream& stream,
+                              const PackedPieces& packed) {
+  std::vector<Rank> receivers;
+  for (const Relay& relay : stream.relays) {
+    if (relay.sender == rank &&
+        module_.RouteBetween(rank, relay.receiver) != Route::kNetwork) {
+      receivers.push_back(relay.receiver);
+    }
+  }
+  const size_t fed = feeds_[IndexOf(rank)].begin;
+  for (size_t i = 0; i < packed.contents.size(); ++i) {
+    module_.messages[fed + i].dealt_by = {.begin = module_.messages.size(),
+                                          .count = receivers.size()};
+    for (const Rank receiver : receivers) {
+      module_.messages.push_back({.source = rank,
+                                  .destination = receiver,
+                                  .route = Route::kPeer,
+                                  .wave = wave,
+                                  .contents = packed.contents[i],
+                                  .size_bytes = packed.size_bytes[i],
+                                  .fed_by = {.begin = fed + i, .count = 1},
+                                  .relayed_from = Route::kNetwork,
+                                  .is_held = true,
+                                  .is_routed = true});
+    }
+  }
+}
+
+void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
+                               int64_t bucket_bytes, bool holds) {
+  const Message relayed = {.wave = wave,
+                           .fed_by = {},
+                           .relayed_from = Route::kNetwork,
+                           .is_routed = true};
+  const PackedPieces& packed = PackAlike(stream.pieces, bucket_bytes);
+  Send(stream.source, stream.receiver, packed,
+       {.wave = wave, .fed_by = {}, .is_routed = true});
+  if (holds) SendHeld(wave, stream.receiver, stream, packed);
+  for (const Relay& relay : stream.relays) {
+    const Route route = module_.RouteBetween(relay.sender, relay.receiver);
+    if (route == Route::kNetwork) {
+      SendOn(relay, packed, relayed);
+      if (holds) SendHeld(wave, relay.receiver, stream, packed);
+    } else if (!holds) {
+      SendOn(relay,
+             module_.IsStaged(relay) ? packed : Pack(stream.pieces, kNoLimit),
+             relayed);
+    }
+  }
+}
+
 void MessageBuilder::BuildStaged(int32_t wave,
                                  const std::vector<Stream>& streams) {
   const int64_t peer_bytes =
       RelayedBucketBytes(streams, Route::kPeer, module_.limits);
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
+  const int64_t flow_bytes = FlowBucketBytes(streams);
+  const bool holds = HoldsFlows(streams);
   std::vector<PieceId> pieces;  // of a pair, that share its buckets
   std::vector<size_t> relays;   // of these pieces, in Module::messages
   for (size_t begin = 0; begin < streams.size();) {
@@ -724,6 +809,10 @@ void MessageBuilder::BuildStaged(int32_t wave,
            streams[begin].receiver == receiver;
          ++begin) {
       const Stream& stream = streams[begin];
+      if (stream.is_routed) {
+        BuildFlow(wave, stream, flow_bytes, holds);
+        continue;
+      }
       const Message relayed = {
           .wave = wave, .fed_by = {}, .relayed_from = stream.route};
       const bool in_stages = IsRelayedInStages(stream);
@@ -850,7 +939,7 @@ void MessageBuilder::Build() {
   std::vector<WaveStreams> streams(static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
   // Of a pair of ranks: its pieces, ascending.
-  using RelaysOfWave = std::pair<int32_t, absl::Span<const Relay>>;
+  using RelaysOfWave = std::tuple<int32_t, bool, absl::Span<const Relay>>;
   std::vector<std::pair<RelaysOfWave, std::vector<PieceId>>> by_relays;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
@@ -867,9 +956,8 @@ void MessageBuilder::Build() {
       const PieceId id = transfers[begin].piece;
       const Piece& piece = module_.piece(id);
       // As a rule all of a pair are alike.
-      if (by_relays.empty() || by_relays[last].first.first != piece.wave ||
-          by_relays[last].first.second != piece.relays) {
-        const RelaysOfWave key(piece.wave, piece.relays);
+      const RelaysOfWave key(piece.wave, piece.is_routed, piece.relays);
+      if (by_relays.empty() || by_relays[last].first != key) {
         const auto place = std::lower_bound(
             by_relays.begin(), by_relays.end(), key,
             [](const auto& a, const RelaysOfWave& b) { return a.first < b; });
@@ -883,14 +971,16 @@ void MessageBuilder::Build() {
       by_relays[last].second.push_back(id);
     }
     const Route route = module_.RouteBetween(source, receiver);
-    const Mechanism mechanism = module_.MechanismOf(route);
     for (auto& [key, pieces] : by_relays) {
-      const auto& [wave, relays] = key;
+      const auto& [wave, is_routed, relays] = key;
+      const Mechanism mechanism =
+          is_routed ? Mechanism::kStaged : module_.MechanismOf(route);
       streams[static_cast<size_t>(wave)][static_cast<size_t>(mechanism)]
           .push_back({.source = source,
                       .receiver = receiver,
                       .route = route,
                       .relays = relays,
+                      .is_routed = is_routed,
                       .pieces = std::move(pieces)});
     }
   }

@@ -78,6 +78,17 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module);
 // Ensures:  `stats.lower_bound_seconds`.
 absl::Status BoundTime(const PassOptions& options, Module& module);
 
+// Sends what ranks of several hosts want, and no source near them holds, once
+// to one of these hosts. From there it goes by trees to one rank of every other
+// host, and inside each host from that rank to the others. Only with
+// `limits.routes_flows`, and where sources would else send more than ranks
+// receive.
+//
+// Requires: intersect-layouts.
+// Ensures:  a piece that `is_routed` has one destination, the root of its tree,
+//           and `relays` to the others, each behind the one that feeds it.
+absl::Status RouteFlows(const PassOptions& options, Module& module);
+
 // Lets the receivers that want the same piece pass it on: each is sent a stripe
 // of it, which it relays to the others of its host, and to one of each other
 // host, which relays it to those of its own. Where that is faster, and nothing

@@ -31,6 +31,8 @@ constexpr PassInfo kPipeline[] = {
      "cuts destination fragments where the set of holders changes",
      IntersectLayouts, PiecesText},
     {"bound-time", "finds the time that no plan beats", BoundTime, BoundText},
+    {"route-flows", "sends what several hosts want along trees", RouteFlows,
+     PiecesText},
     // Before sources are chosen: who of several receivers a source feeds
     // decides how much each source sends.
     {"fan-out", "lets receivers that want the same relay to each other", FanOut,

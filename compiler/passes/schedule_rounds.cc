@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -18,6 +19,14 @@ namespace {
 // What is relayed is packed this many rounds after the one that brings it, so
 // that it can be unpacked and packed again while another round is on the wire.
 constexpr int32_t kRelayRounds = 2;
+
+// A message along a tree takes its own turn rather than an earlier round, if
+// that is not later than so many times all turns.
+constexpr int32_t kTurnsAhead = 2;
+
+// Beside a full message along a tree a round has room for small ones, as large
+// as this part of it.
+constexpr int64_t kSmallBeside = 8;
 
 // Where relays are less than this part of what is received, they go beside
 // what is not relayed, so much faster than that: their rounds end before its.
@@ -38,7 +47,8 @@ enum Direction : uint8_t { kSends = 0, kReceives = 1 };
 struct RankRound {
   int64_t staging_bytes = 0;
   int64_t packed_bytes = 0;           // of what lies apart
-  std::array<int64_t, 2> bytes = {};  // by direction; not what is dealt out
+  std::array<int64_t, 2> bytes = {};  // by direction; not inside the host
+  int64_t peer_bytes = 0;  // that a source of its host sends it beside these
   int32_t operations = 0;
 };
 
@@ -85,6 +95,9 @@ class Scheduler {
   // `direction_bytes` of them, or receives more.
   void StartMessages(const std::vector<Message*>& messages,
                      int64_t direction_bytes);
+  // In no round a rank receives more than `bytes` from sources of its host
+  // beside what comes over the network.
+  void LimitEntering(int64_t bytes) { peer_bytes_max_ = bytes; }
   // In round `not_before` or a later one.
   void Place(Message& message, int32_t not_before = 0);
   // What a rank deals out in the round after that in which it came, which is
@@ -94,6 +107,12 @@ class Scheduler {
   // Whether it could do so in that round.
   bool FitsDealt(const Message& message, absl::Span<const Message> dealt_by,
                  int32_t round);
+  // Whether the message has room in the round, and what is dealt out of it in
+  // the next one.
+  bool FitsIn(const Message& message, absl::Span<const Message> dealt_by,
+              int32_t round);
+  // There.
+  void PlaceIn(Message& message, absl::Span<Message> dealt_by, int32_t round);
   // `messages` are the next rounds, one for each `pipeline_round`: they need
   // neither staging nor operations.
   void PlaceDirect(const std::vector<Message*>& messages);
@@ -145,6 +164,26 @@ class Scheduler {
             : HasRoom(at, size_bytes);
     return room && at.bytes[direction] + size_bytes <= direction_bytes_max_;
   }
+  // Of a message that is not dealt out.
+  bool FitsAtBoth(const Message& message, int32_t round) {
+    const int64_t bytes = message.size_bytes;
+    const RankRound& source = At(message.source, round);
+    if (message.is_held) {
+      return source.operations < limits_.operations_per_round &&
+             source.bytes[kSends] + bytes <= direction_bytes_max_ &&
+             Fits(message.destination, At(message.destination, round),
+                  kReceives, bytes);
+    }
+    if (!IsBesideNetwork(message)) {
+      return Fits(message.source, source, kSends, bytes) &&
+             Fits(message.destination, At(message.destination, round),
+                  kReceives, bytes);
+    }
+    if (!HasRoom(source, bytes)) return false;
+    const RankRound& destination = At(message.destination, round);
+    return HasRoom(destination, bytes) &&
+           destination.peer_bytes + bytes <= peer_bytes_max_;
+  }
   // The first round in which the rank may have room. Rounds only fill up, so
   // what was found full is never looked at again.
   int32_t FirstOpen(Rank rank, Direction direction, int64_t size_bytes);
@@ -158,6 +197,7 @@ class Scheduler {
   const size_t source_ranks_;
   int64_t round_bytes_max_;
   int64_t direction_bytes_max_ = 0;
+  int64_t peer_bytes_max_ = 0;
   int32_t first_round_ = 0;
   std::vector<RankState> ranks_;
   int32_t round_count_ = 0;
@@ -200,8 +240,10 @@ int64_t Scheduler::Take(Rank rank, Direction direction,
   int64_t& most = apart ? state.packed_bytes : state.round_bytes;
   const int64_t offset = end;
   end += AlignStaging(message.size_bytes);
-  if (!message.is_held) {
+  if (!IsBesideNetwork(message)) {
     at.bytes[direction] += AlignStaging(message.size_bytes);
+  } else if (!message.is_held && direction == kReceives) {
+    at.peer_bytes += AlignStaging(message.size_bytes);
   }
   at.operations += 1;
   most = std::max(most, end);
@@ -230,22 +272,27 @@ void Scheduler::Place(Message& message, int32_t not_before) {
 void Scheduler::PlaceAt(Message& message, int32_t round) {
   message.round = round;
   if (message.is_held) {
-    At(message.source, round).operations += 1;
+    RankRound& at = At(message.source, round);
+    at.operations += 1;
+    if (!IsBesideNetwork(message)) {
+      at.bytes[kSends] += AlignStaging(message.size_bytes);
+    }
   } else {
     message.source_staging_offset = Take(message.source, kSends, message);
   }
   message.destination_staging_offset =
       Take(message.destination, kReceives, message);
   round_count_ = std::max(round_count_, round + 1);
-  if (!message.is_held) not_dealt_end_ = std::max(not_dealt_end_, round + 1);
+  if (!IsBesideNetwork(message)) {
+    not_dealt_end_ = std::max(not_dealt_end_, round + 1);
+  }
 }
 
 bool Scheduler::FitsDealt(const Message& message,
                           absl::Span<const Message> dealt_by, int32_t round) {
   const int64_t bytes = message.size_bytes;
   const Rank dealer = message.destination;
-  if (!Fits(message.source, At(message.source, round), kSends, bytes) ||
-      !Fits(dealer, At(dealer, round), kReceives, bytes) ||
+  if (!FitsAtBoth(message, round) ||
       At(dealer, round + 1).operations + static_cast<int32_t>(dealt_by.size()) >
           limits_.operations_per_round) {
     return false;
@@ -263,6 +310,18 @@ void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by,
       std::max({not_before, FirstOpen(message.source, kSends, bytes),
                 FirstOpen(message.destination, kReceives, bytes)});
   while (!FitsDealt(message, dealt_by, round)) ++round;
+  PlaceAt(message, round);
+  for (Message& held : dealt_by) PlaceAt(held, round + 1);
+}
+
+bool Scheduler::FitsIn(const Message& message,
+                       absl::Span<const Message> dealt_by, int32_t round) {
+  return dealt_by.empty() ? FitsAtBoth(message, round)
+                          : FitsDealt(message, dealt_by, round);
+}
+
+void Scheduler::PlaceIn(Message& message, absl::Span<Message> dealt_by,
+                        int32_t round) {
   PlaceAt(message, round);
   for (Message& held : dealt_by) PlaceAt(held, round + 1);
 }
@@ -741,6 +800,182 @@ void HostTurns::Place(const std::vector<Message*>& messages,
   PlaceRest(small);
 }
 
+// Trees that cross would have a rank receive from two others in one round, and
+// nothing in the next. So edges between hosts take turns: no rank sends, or
+// receives, along two in one turn. What sources send a root is one edge, since
+// they share its turns.
+class EdgeTurns {
+ public:
+  EdgeTurns(const Module& module, const std::vector<Message*>& messages)
+      : module_(module) {
+    std::vector<std::pair<Rank, Rank>> edges;
+    for (const Message* message : messages) {
+      if (message->route == Route::kNetwork &&
+          turns_.try_emplace(EdgeOf(*message), 0).second) {
+        edges.push_back(EdgeOf(*message));
+      }
+    }
+    const std::vector<int32_t> turns = TurnsOf(edges);
+    for (size_t i = 0; i < edges.size(); ++i) {
+      turns_[edges[i]] = turns[i];
+      count_ = std::max(count_, turns[i] + 1);
+    }
+  }
+
+  int32_t count() const { return count_; }
+  bool IsTurn(const Message& message, int32_t round) const {
+    const auto turn = turns_.find(EdgeOf(message));
+    return turn == turns_.end() || round % count_ == turn->second;
+  }
+
+ private:
+  std::pair<Rank, Rank> EdgeOf(const Message& message) const {
+    return {module_.IsRelay(message.source)
+                ? message.source
+                : Rank{module_.world_size() +
+                       static_cast<int32_t>(message.destination)},
+            message.destination};
+  }
+
+  const Module& module_;
+  absl::flat_hash_map<std::pair<Rank, Rank>, int32_t> turns_;
+  int32_t count_ = 1;
+};
+
+// A message of a stream, or of a relay of what it brings.
+struct Chunk {
+  int32_t chunk = 0;
+  int32_t of = 0;       // so many
+  uint32_t number = 0;  // of Module::messages
+};
+
+// In the order in which sources send what they feed, so that of each stream as
+// large a part has gone at any time as of the others. What passes a chunk on
+// stands behind what brings it.
+std::vector<Chunk> ChunksOf(const Module& module,
+                            const std::vector<Message*>& messages) {
+  std::vector<Chunk> chunks;
+  for (const Message* message : messages) {
+    // Those of a stream stand one after the other.
+    const Message* last = message;
+    const Message* end = module.messages.data() + module.messages.size();
+    while (last + 1 != end &&
+           last[1].pipeline_round == last->pipeline_round + 1) {
+      ++last;
+    }
+    chunks.push_back(
+        {.chunk = message->pipeline_round,
+         .of = last->pipeline_round + 1,
+         .number = static_cast<uint32_t>(message - module.messages.data())});
+  }
+  std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
+    const int64_t of_a = int64_t{2 * a.chunk + 1} * b.of;
+    const int64_t of_b = int64_t{2 * b.chunk + 1} * a.of;
+    return std::pair(of_a, a.number) < std::pair(of_b, b.number);
+  });
+  return chunks;
+}
+
+// How many messages of the sources of its host a rank receives while it, or
+// another one, receives one between hosts.
+double EnteringPerRound(const std::vector<Message*>& messages) {
+  absl::flat_hash_map<std::pair<Rank, bool>, int64_t> received;
+  int64_t inside = 0;
+  int64_t between = 1;
+  for (const Message* message : messages) {
+    const bool is_inside = IsBesideNetwork(*message);
+    int64_t& bytes = received[{message->destination, is_inside}];
+    bytes += message->size_bytes;
+    int64_t& most = is_inside ? inside : between;
+    most = std::max(most, bytes);
+  }
+  return static_cast<double>(inside) / static_cast<double>(between);
+}
+
+// What goes along trees. If links were never in use by others, a source would
+// send its messages one round after the other, and a rank would pass each on a
+// round after it came, to one rank after the other. In this order each takes
+// the first round that has room for it, at its turn if that comes soon. A rank
+// sends one over the network in a round, and receives one. What cannot leave
+// within kHeldRounds is packed again, kRelayRounds after it came.
+void PlaceFlows(Module& module, const std::vector<Message*>& messages,
+                int64_t direction_bytes, Scheduler& scheduler) {
+  if (messages.empty()) return;
+  struct Wanted {
+    int32_t round = 0;    // from the first on
+    uint32_t number = 0;  // of Module::messages
+
+    auto operator<=>(const Wanted&) const = default;
+  };
+  std::vector<Chunk> chunks = ChunksOf(module, messages);
+  const double entering = EnteringPerRound(messages);
+  absl::flat_hash_map<Rank, int32_t> entered;  // its host, by receivers
+  absl::flat_hash_map<Rank, int32_t> sent;     // by sources
+  std::vector<int32_t> round_of(module.messages.size(), 0);
+  std::vector<int32_t> passed_on(module.messages.size(), 0);
+  std::vector<Wanted> order;
+  for (const auto& [chunk, of, number] : chunks) {
+    const Message& message = module.messages[number];
+    int32_t& round = round_of[number];
+    if (FedBy(module, message) != nullptr) {
+      round = round_of[message.fed_by.begin] + 1 +
+              passed_on[message.fed_by.begin]++;
+    } else {
+      // Inside a host a rank sends several in a round. They are spread over as
+      // many rounds as what goes between hosts takes.
+      round = IsBesideNetwork(message)
+                  ? static_cast<int32_t>(
+                        static_cast<double>(entered[message.destination]++) /
+                        std::max(entering, 1.0))
+                  : sent[message.source]++;
+    }
+    order.push_back({round, number});
+  }
+  std::sort(order.begin(), order.end());
+  const EdgeTurns turns(module, messages);
+  scheduler.StartMessages(messages, direction_bytes);
+  scheduler.LimitEntering(direction_bytes *
+                          std::max<int64_t>(std::llround(entering), 1));
+  for (const Wanted& next : order) {
+    Message& message = module.messages[next.number];
+    const absl::Span<Message> dealt_by = DealtBy(module, message);
+    // The first round up to `last` that has room, and is its turn if one of the
+    // next is that.
+    const auto find = [&](int32_t round, int32_t last) {
+      while (round <= last && !scheduler.FitsIn(message, dealt_by, round)) {
+        ++round;
+      }
+      for (int32_t later = round;
+           later <= last && later < round + kTurnsAhead * turns.count();
+           ++later) {
+        if (turns.IsTurn(message, later) &&
+            scheduler.FitsIn(message, dealt_by, later)) {
+          return later;
+        }
+      }
+      return round;
+    };
+    constexpr int32_t kLast = std::numeric_limits<int32_t>::max() / 2;
+    const Message* fed_by = FedBy(module, message);
+    int32_t round =
+        scheduler.first_round() + (IsBesideNetwork(message) ? next.round : 0);
+    if (fed_by != nullptr) {
+      // It lies in staging until others come there.
+      message.is_held = true;
+      round = fed_by->round + 1;
+      const int32_t last = fed_by->round + kHeldRounds;
+      const int32_t found = find(round, last);
+      if (found <= last) {
+        scheduler.PlaceIn(message, dealt_by, found);
+        continue;
+      }
+      message.is_held = false;
+      round = fed_by->round + kRelayRounds;
+    }
+    scheduler.PlaceIn(message, dealt_by, find(round, kLast));
+  }
+}
+
 // Those that are passed on come first, so that relays have their part early;
 // then the relays, in the order in which their contents arrive; what nobody
 // passes on fills the room that is left.
@@ -750,13 +985,14 @@ void HostTurns::Place(const std::vector<Message*>& messages,
 // longer.
 void PlaceStaged(Module& module, std::vector<Message*> messages,
                  const std::vector<bool>& passed_on, const WavePlace& place,
-                 int64_t relayed_per_round, bool beside_dealt,
-                 Scheduler& scheduler) {
+                 Route route, bool beside_dealt, Scheduler& scheduler) {
+  const int64_t relayed_per_round =
+      StagedRoundOf(route, module.limits).relayed_messages;
   const auto fed_by = [&](const Message* message) {
     return FedBy(module, *message);
   };
   SortByShift(module, messages);
-  std::vector<Message*> feeds, relays, others;
+  std::vector<Message*> feeds, relays, flows, others;
   int64_t largest = 0;  // of feeds and relays
   bool deals = false;
   double received = 1;
@@ -767,8 +1003,11 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
   for (Message* message : messages) {
     const bool relays_it = fed_by(message) != nullptr;
     const int64_t staged = AlignStaging(message->size_bytes);
-    if (relays_it ||
-        passed_on[static_cast<size_t>(message - module.messages.data())]) {
+    if (message->is_routed && route == Route::kNetwork) {
+      largest = std::max(largest, staged);
+      flows.push_back(message);
+    } else if (relays_it || passed_on[static_cast<size_t>(
+                                message - module.messages.data())]) {
       largest = std::max(largest, staged);
       (relays_it ? relays : feeds).push_back(message);
     } else {
@@ -798,6 +1037,7 @@ void PlaceStaged(Module& module, std::vector<Message*> messages,
         static_cast<int64_t>(room * relayed / received * kRelaysAhead));
   }
   scheduler.StartRoute(beside_dealt);
+  PlaceFlows(module, flows, largest + largest / kSmallBeside, scheduler);
   scheduler.StartMessages(feeds, each_way);
   SortByTurn(feeds);
   for (Message* message : feeds) scheduler.Place(*message);
@@ -857,7 +1097,9 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
                         message->relayed_from == Route::kNetwork;
       // Placed with what it deals out.
       if (message->is_held) continue;
-      if (message->route == route && last == after_network) {
+      const Route of_round =
+          IsBesideNetwork(*message) ? Route::kNetwork : message->route;
+      if (of_round == route && last == after_network) {
         messages.push_back(message);
       }
     }
@@ -866,8 +1108,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (mechanism == Mechanism::kDirect) {
       scheduler.PlaceDirect(messages);
     } else {
-      PlaceStaged(module, std::move(messages), passed_on, place,
-                  StagedRoundOf(route, module.limits).relayed_messages,
+      PlaceStaged(module, std::move(messages), passed_on, place, route,
                   route == Route::kNetwork && place.follows, scheduler);
     }
     module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
@@ -950,7 +1191,11 @@ void SetWindows(Module& module) {
 // dealt all that they are sent, it packs little: that lies apart.
 StagingShape StagingShapeOf(const Module& module) {
   const int32_t slots = module.limits.slots;
-  if (module.deals.empty()) return {.turns = slots};
+  if (module.stats.routes_flows) return {.turns = slots + kHeldRounds};
+  if (std::none_of(module.messages.begin(), module.messages.end(),
+                   [](const Message& message) { return message.is_held; })) {
+    return {.turns = slots};
+  }
   int64_t largest = 0;
   for (const Message& message : module.messages) {
     if (module.IsRelay(message.source) && !message.is_held &&

@@ -87,10 +87,10 @@ TEST(FanOutTest, HostsPassOnToEachOtherWhatASourceSendsOnce) {
       OpenJob(FanOutJob(3, SlowLinks(R"(, "hosts": [0, 1, 2, 3])")));
   EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
   for (uint32_t rank = 1; rank <= 3; ++rank) {
-    EXPECT_NEAR(static_cast<double>(SentBytes(plan, rank)[fb::Route::kNetwork]),
-                kFanOutBytes * 2 / 3, kFanOutBytes / 20)
+    EXPECT_LE(SentBytes(plan, rank)[fb::Route::kNetwork], kFanOutBytes * 1.01)
         << "rank " << rank;
   }
+  EXPECT_EQ(RelayedBytes(plan)[fb::Route::kNetwork], kFanOutBytes * 2);
 }
 
 TEST(FanOutTest, WhatComesFromAnotherHostIsRelayedInTheHost) {
@@ -169,9 +169,7 @@ TEST(FanOutTest, RoundsHaveMoreRelayedMessagesWhereThatIsFaster) {
       BodyDigestOf(OpenJob(FewRoundsJob(R"("operations_per_round": 32)"))));
 }
 
-// The estimates of relays between hosts, and of none, are within a factor of
-// 1.25. The simulator finds relays faster.
-TEST(FanOutTest, HostsPassOnWhereTheSimulatorFindsThatFaster) {
+TEST(FanOutTest, HostsPassOnWhereSourcesWouldBeTheLimit) {
   const auto job = [](const std::string &options) {
     return GenericJob(
         R"({"name": "w", "shape": [6144, 64], "dtype": "bf16"})",
@@ -189,10 +187,10 @@ TEST(FanOutTest, HostsPassOnWhereTheSimulatorFindsThatFaster) {
     return bytes;
   };
   const PlanFile plan = OpenJob(job(""));
-  const PlanFile formula = OpenJob(job(R"("fan_out": "relay")"));
-  EXPECT_EQ(relayed(formula), 0);
+  const PlanFile alone = OpenJob(job(R"("fan_out": "none")"));
+  EXPECT_EQ(relayed(alone), 0);
   EXPECT_GT(relayed(plan), 0);
-  EXPECT_LT(SecondsOf(plan, 1e8, 1e8), SecondsOf(formula, 1e8, 1e8) * 0.98);
+  EXPECT_LT(SecondsOf(plan, 1e8, 1e8), SecondsOf(alone, 1e8, 1e8) * 0.98);
 }
 
 TEST(FanOutTest, NothingIsRelayedThatNeedNotBe) {

@@ -161,6 +161,22 @@ std::string Compare(size_t rank, const TensorBytes& found,
       hex(wanted));
 }
 
+bool HoldsBetweenHosts(const PlanFile& plan) {
+  const fb::Body& body = plan.body();
+  for (uint32_t rank = body.source_ranks(); rank < body.programs()->size();
+       ++rank) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    for (const fb::Message* message : plan.messages().Of(program)) {
+      if (message->kind() == fb::MessageKind::kSend && IsHeld(body, *message) &&
+          body.programs()->Get(PeerOf(body, program, *message))->host() !=
+              program.host()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 bool DealsAPart(const PlanFile& plan) {
   const fb::Body& body = plan.body();
   for (int32_t rank = plan.source_ranks(); rank < plan.world_size(); ++rank) {
@@ -220,7 +236,8 @@ std::string RunChain(const ChainCase& chain, ChainFacts& facts) {
       PlanFile::FromBytes(std::move(compiled.bytes));
   if (!plan.ok()) return absl::StrCat("PlanFile: ", plan.status().ToString());
   facts = {.features = RequiredFeatures(plan->body()),
-           .deals_a_part = DealsAPart(*plan)};
+           .deals_a_part = DealsAPart(*plan),
+           .holds_between_hosts = HoldsBetweenHosts(*plan)};
   const size_t ranks = chain.sources.size() + chain.destinations.size();
   if (plan->source_ranks() != static_cast<int32_t>(chain.sources.size()) ||
       plan->world_size() != static_cast<int32_t>(ranks)) {

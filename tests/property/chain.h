@@ -35,6 +35,8 @@ struct ChainFacts {
   uint64_t features = 0;  // that it requires
   // A rank deals a part of what it relays, and stores the rest.
   bool deals_a_part = false;
+  // A rank passes on to another host what it only holds in staging.
+  bool holds_between_hosts = false;
 };
 std::string RunChain(const ChainCase& chain);
 std::string RunChain(const ChainCase& chain, ChainFacts& facts);

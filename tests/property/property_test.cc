@@ -33,6 +33,7 @@ namespace {
 // Together some twenty seconds of one core, with or without a sanitizer.
 constexpr int64_t kGenericCases = kSanitized ? 60 : 1000;
 constexpr int64_t kReplicaCases = kSanitized ? 50 : 400;
+constexpr int64_t kTreeCases = kSanitized ? 20 : 100;
 constexpr int64_t kBoundCases = kSanitized ? 300 : 3000;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
@@ -394,6 +395,50 @@ TEST(PropertyTest, RanksThatDealAPartAndStoreTheRestReceiveEveryByte) {
   std::cout << parts << " of " << cases << " plans deal a part\n";
   if (cases > 1) {
     EXPECT_GT(parts, cases / 100);
+  }
+}
+
+// One rank or few feed those of many hosts, and perhaps of their own.
+TEST(PropertyTest, RanksFedAlongTreesReceiveEveryByte) {
+  int64_t cases = 0;
+  int64_t held = 0;
+  ForEachSeed(kTreeCases, [&](uint64_t seed) {
+    Draw draw(seed);
+    DrawnJob job;
+    job.tensors = DrawTensors(draw, false);
+    job.tensors.push_back({.name = "net.large",
+                           .shape = {draw.Between(200, 900), 128},
+                           .dtype = "bf16"});
+    job.model = ParametersText(job.tensors);
+    const GenericSide source =
+        DrawGenericSide(draw, job.tensors, draw.Between(1, 3));
+    GenericSide destination = DrawGenericSide(draw, job.tensors, 16);
+    for (GenericRule& rule : destination.rules) {
+      for (GenericPlacement& placement : rule.placements) placement = {};
+    }
+    SetSides(source, destination, job);
+    std::vector<int64_t> hosts(job.source_side.size(), 0);
+    const auto receivers = static_cast<int64_t>(job.destination_side.size());
+    const int64_t near = draw.Chance(50) ? 0 : draw.Between(1, 3);
+    const int64_t members = draw.Between(1, 4);
+    for (int64_t i = 0; i < receivers; ++i) {
+      hosts.push_back(i < near ? 0 : 1 + (i - near) / members);
+    }
+    const std::string schedule = absl::StrFormat(
+        "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": "
+        "%g, \"network_gigabytes_per_second\": 0.02},\n"
+        "\"options\": {\"peer\": \"%s\", \"slots\": %d, "
+        "\"bucket_bytes\": %d, \"staging_bytes\": %d, ",
+        absl::StrJoin(hosts, ", "), draw.Pick<double>({0.1, 0.4, 3}),
+        draw.Chance(70) ? "direct" : "staged", draw.Between(1, 3),
+        draw.Pick<int64_t>({4096, 16384, 65536}),
+        draw.Pick<int64_t>({1 << 18, 1 << 20}));
+    ++cases;
+    held += RunJob(draw, seed, job, schedule).holds_between_hosts ? 1 : 0;
+  });
+  std::cout << held << " of " << cases << " plans hold between hosts\n";
+  if (cases > 1) {
+    EXPECT_GT(held, cases / 10);
   }
 }
 

@@ -1,0 +1,207 @@
+// The pass that sends what several hosts want along trees.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "compiler/passes/passes.h"
+
+namespace refit {
+namespace {
+
+constexpr int64_t kRows = 1 << 20;
+constexpr int64_t kColumns = 1024;
+constexpr int64_t kBytes = kRows * kColumns * 2;
+
+// One param, which sources of host 0 hold in equal blocks of rows and all
+// destinations want: `near` of host 0, and `members` of each of `hosts` others.
+Module ModuleOf(int32_t sources, int32_t near, int32_t hosts, int32_t members) {
+  Module module;
+  module.limits = {.bucket_bytes = int64_t{256} << 20,
+                   .staging_bytes = int64_t{1} << 30,
+                   .slots = 2,
+                   .operations_per_round = 32,
+                   .relays = true,
+                   .routes_flows = true,
+                   .deals_relays = true};
+  module.topology.peer_bytes_per_second = 370e9;
+  module.topology.network_bytes_per_second = 50e9;
+  module.topology.host.assign(static_cast<size_t>(sources + near), 0);
+  for (int32_t host = 1; host <= hosts; ++host) {
+    module.topology.host.insert(module.topology.host.end(),
+                                static_cast<size_t>(members), host);
+  }
+  module.source.ranks.resize(static_cast<size_t>(sources));
+  module.destination.ranks.resize(static_cast<size_t>(near + hosts * members));
+  module.params.push_back({.name = "w",
+                           .index = {},
+                           .shape = {kRows, kColumns},
+                           .dtype = DType::kBf16});
+  std::vector<Rank> destinations;
+  for (int32_t rank = sources; rank < module.world_size(); ++rank) {
+    destinations.push_back(Rank{rank});
+  }
+  for (int32_t source = 0; source < sources; ++source) {
+    const Box box = {.lo = {kRows * source / sources, 0},
+                     .hi = {kRows * (source + 1) / sources, kColumns}};
+    module.pieces.push_back({.param = ParamId{0},
+                             .box = box,
+                             .destination_box = box,
+                             .sources = {Rank{source}},
+                             .sources_of_other_waves = {},
+                             .destinations = destinations,
+                             .relays = {},
+                             .wire_dtype = DType::kBf16,
+                             .destination_dtype = DType::kBf16});
+  }
+  return module;
+}
+
+void RouteModule(Module& module) {
+  const Job job;
+  const Model model;
+  Diagnostics diagnostics;
+  EXPECT_TRUE(
+      RouteFlows({.job = job, .model = model, .diagnostics = diagnostics},
+                 module)
+          .ok());
+}
+
+// What each rank does, in bytes; the sources feed the destinations of pieces.
+struct Traffic {
+  std::vector<int64_t> received;
+  std::vector<int64_t> sent_between_hosts;
+  std::vector<std::set<Rank>> network_peers;
+};
+
+Traffic TrafficOf(const Module& module) {
+  const auto world = static_cast<size_t>(module.world_size());
+  Traffic traffic = {.received = std::vector<int64_t>(world, 0),
+                     .sent_between_hosts = std::vector<int64_t>(world, 0),
+                     .network_peers = std::vector<std::set<Rank>>(world)};
+  for (const Piece& piece : module.pieces) {
+    const int64_t bytes = module.WireBytes(piece);
+    std::set<Rank> holders(piece.sources.begin(), piece.sources.end());
+    const auto send = [&](Rank from, Rank to) {
+      EXPECT_TRUE(holders.contains(from)) << "before it was fed";
+      EXPECT_TRUE(holders.insert(to).second) << "fed twice";
+      traffic.received[IndexOf(to)] += bytes;
+      if (module.RouteBetween(from, to) != Route::kNetwork) return;
+      traffic.sent_between_hosts[IndexOf(from)] += bytes;
+      traffic.network_peers[IndexOf(from)].insert(to);
+      traffic.network_peers[IndexOf(to)].insert(from);
+    };
+    for (const Rank rank : piece.destinations) {
+      send(piece.sources.front(), rank);
+    }
+    for (const Relay& relay : piece.relays) send(relay.sender, relay.receiver);
+  }
+  return traffic;
+}
+
+// Every rank receives all, no rank sends more between hosts than the bytes that
+// its share of its host's NICs needs, and ranks have few peers.
+TEST(RouteFlowsTest, TreesReachAllAndNobodySendsMoreThanItsShare) {
+  std::mt19937 random(20261128);
+  for (int run = 0; run < 60; ++run) {
+    const auto draw = [&](int32_t most) {
+      return static_cast<int32_t>(1 + random() % static_cast<uint32_t>(most));
+    };
+    const int32_t sources = draw(8);
+    const int32_t near = draw(8) - 1;
+    const int32_t hosts = 1 + draw(40);
+    const int32_t members = draw(8);
+    SCOPED_TRACE(testing::Message()
+                 << sources << " sources, " << near << " near, " << hosts
+                 << " hosts of " << members);
+    Module module = ModuleOf(sources, near, hosts, members);
+    RouteModule(module);
+    if (!module.stats.routes_flows) continue;
+    const Traffic traffic = TrafficOf(module);
+    const auto share = static_cast<double>(kBytes) / members;
+    for (int32_t rank = sources; rank < module.world_size(); ++rank) {
+      EXPECT_EQ(traffic.received[static_cast<size_t>(rank)], kBytes);
+    }
+    for (int32_t rank = sources + near; rank < module.world_size(); ++rank) {
+      EXPECT_LE(static_cast<double>(
+                    traffic.sent_between_hosts[static_cast<size_t>(rank)]),
+                share * 1.02);
+      // Of each tree the one that feeds it, and two that it feeds; a root is
+      // fed by sources, or who passes on for them.
+      EXPECT_LE(traffic.network_peers[static_cast<size_t>(rank)].size(),
+                static_cast<size_t>(3 + sources + near));
+    }
+    // Whoever stands on the sources' host has as many lanes as the others
+    // there, or one more.
+    const int32_t senders = sources + near;
+    const double lanes = std::max(1, (members + senders - 1) / senders);
+    for (int32_t rank = 0; near > 0 && rank < senders; ++rank) {
+      EXPECT_LE(static_cast<double>(
+                    traffic.sent_between_hosts[static_cast<size_t>(rank)]),
+                share * (sources > 1 ? lanes + 1 : lanes) * 1.02);
+    }
+  }
+}
+
+TEST(RouteFlowsTest, AHostPassesOnInOneOfTheTrees) {
+  Module module = ModuleOf(1, 0, 15, 1);
+  RouteModule(module);
+  ASSERT_TRUE(module.stats.routes_flows);
+  // By the root of a tree: who sends between hosts.
+  std::map<Rank, std::set<Rank>> senders;
+  for (const Piece& piece : module.pieces) {
+    for (const Relay& relay : piece.relays) {
+      senders[piece.destinations.front()].insert(relay.sender);
+    }
+  }
+  ASSERT_EQ(senders.size(), 2u);
+  std::vector<Rank> both;
+  std::set_intersection(
+      senders.begin()->second.begin(), senders.begin()->second.end(),
+      senders.rbegin()->second.begin(), senders.rbegin()->second.end(),
+      std::back_inserter(both));
+  EXPECT_TRUE(both.empty());
+}
+
+TEST(RouteFlowsTest, SourcesThatAreNotTheLimitFeedAllThemselves) {
+  // Eight of them have as many NICs as eight hosts of one rank.
+  Module module = ModuleOf(8, 0, 8, 1);
+  RouteModule(module);
+  EXPECT_FALSE(module.stats.routes_flows);
+  for (const Piece& piece : module.pieces) EXPECT_TRUE(piece.relays.empty());
+}
+
+// What is not routed is cut into buckets, which have room in a round of
+// staging.
+TEST(RouteFlowsTest, StagingThatHasNoRoomForABucketIsLeftToOtherPlans) {
+  Module module = ModuleOf(1, 0, 4, 1);
+  module.limits.slots = 3;
+  RouteModule(module);
+  EXPECT_FALSE(module.stats.routes_flows);
+  module.limits.bucket_bytes /= 2;
+  RouteModule(module);
+  EXPECT_TRUE(module.stats.routes_flows);
+}
+
+TEST(RouteFlowsTest, WhatIsCastOnArrivalIsNotPassedOn) {
+  Module module = ModuleOf(1, 0, 4, 1);
+  module.pieces[0].destination_dtype = DType::kFp32;
+  RouteModule(module);
+  EXPECT_FALSE(module.stats.routes_flows);
+}
+
+TEST(RouteFlowsTest, SourcesOfLittleFeedAllThemselves) {
+  Module module = ModuleOf(64, 0, 96, 1);
+  // So slow to start, beside its bytes, is a message here.
+  module.topology.network_bytes_per_second = 50e12;
+  RouteModule(module);
+  EXPECT_FALSE(module.stats.routes_flows);
+}
+
+}  // namespace
+}  // namespace refit
