@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "plan/check.h"
+#include "plan/file_limits.h"
 #include "plan/group_limit.h"
 #include "plan/message_lists.h"
 #include "plan/plan_file.h"

@@ -1,5 +1,5 @@
-// How many NCCL operations one group of one rank may hold, and how many rounds
-// may keep their staging apart, whatever a plan says of itself.
+// How many NCCL operations one group of one rank may hold, whatever a plan says
+// of itself.
 #ifndef REFIT_PLAN_GROUP_LIMIT_H_
 #define REFIT_PLAN_GROUP_LIMIT_H_
 
@@ -20,10 +20,6 @@ namespace refit {
 // ranks and 16 between two: both ends then hold the same operations in the same
 // order.
 inline constexpr uint32_t kGroupOperationsMax = 32;
-
-// Most rounds that a plan may keep apart in staging (Limits.slots). What walks
-// messages within so many rounds stays linear in them.
-inline constexpr uint32_t kSlotsMax = 8;
 
 }  // namespace refit
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/check.h"
+#include "plan/file_limits.h"
 #include "plan/vector_length.h"
 
 namespace refit {
@@ -16,10 +17,7 @@ namespace {
 using Uint128 = unsigned __int128;
 using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 
-// More than any tensor has; keeps hostile files from costing time.
-constexpr size_t kMostDims = 16;
-constexpr uint64_t kMostTensors = 1 << 20;  // of one stack
-constexpr size_t kMostPostHooks = 16;       // of one stack
+constexpr size_t kPostHooksMax = 16;  // of one stack
 
 template <typename Enum>
 uint32_t Number(Enum value) {
@@ -28,14 +26,14 @@ uint32_t Number(Enum value) {
 
 absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {
   tensors = 1;
-  if (Length(index) > kMostDims) {
+  if (Length(index) > kDimsMax) {
     return Bad(absl::StrFormat("%u index dimensions are more than %u",
-                               Length(index), kMostDims));
+                               Length(index), kDimsMax));
   }
   for (uint32_t d = 0; d < Length(index); ++d) {
     const fb::IndexDim& dim = *index->Get(d);
     if (dim.count() == 0 || !Multiply(dim.count(), tensors) ||
-        tensors > kMostTensors) {
+        tensors > kStackTensorsMax) {
       return Bad(absl::StrFormat("index %u: count %u is not possible", d,
                                  dim.count()));
     }
@@ -55,9 +53,9 @@ absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {
 absl::Status CheckShape(const flatbuffers::Vector<uint64_t>* shape,
                         uint64_t& elements) {
   elements = 1;
-  if (Length(shape) > kMostDims) {
+  if (Length(shape) > kDimsMax) {
     return Bad(absl::StrFormat("%u dimensions are more than %u", Length(shape),
-                               kMostDims));
+                               kDimsMax));
   }
   if (!IsAligned(shape)) {
     return Bad("shape is not aligned to 8 bytes");
@@ -176,9 +174,9 @@ absl::Status CheckRegion(const BufferSize& buffer, const fb::Region& region) {
     return Bad(
         absl::StrFormat("unknown skip reason %u", Number(region.reason())));
   }
-  if (Length(region.extent()) > kMostDims) {
+  if (Length(region.extent()) > kDimsMax) {
     return Bad(absl::StrFormat("%u dimensions are more than %u",
-                               Length(region.extent()), kMostDims));
+                               Length(region.extent()), kDimsMax));
   }
   if (absl::Status status = CheckUtf8("detail", region.detail());
       !status.ok()) {
@@ -237,9 +235,9 @@ absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
       return At(absl::StrCat("region ", i), status);
     }
   }
-  if (Length(buffer.post_hooks()) > kMostPostHooks) {
+  if (Length(buffer.post_hooks()) > kPostHooksMax) {
     return Bad(absl::StrFormat("%u post-hooks are more than %u",
-                               Length(buffer.post_hooks()), kMostPostHooks));
+                               Length(buffer.post_hooks()), kPostHooksMax));
   }
   for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
     if (absl::Status status = CheckPostHook(*buffer.post_hooks()->Get(i));

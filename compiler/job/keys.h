@@ -15,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/job.h"
 #include "compiler/job/object_reader.h"
+#include "plan/file_limits.h"
 #include "plan/group_limit.h"
 
 namespace refit {

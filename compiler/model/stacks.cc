@@ -16,15 +16,13 @@
 #include "compiler/job/json.h"
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/STLExtras.h"
+#include "plan/file_limits.h"
 
 namespace refit {
 namespace {
 
 constexpr size_t kIndexDimsMax = 2;
 constexpr int64_t kStackElementsMax = int64_t{1} << 58;
-// Those of a plan's file (plan/stack_check.cc).
-constexpr int64_t kStackMembersMax = int64_t{1} << 20;
-constexpr size_t kDimsMax = 16;
 
 // The number a name component stands for, if writing it again gives the same
 // component.
@@ -217,10 +215,10 @@ void CheckStackSize(const Param& param, const Place& place,
                     Diagnostics& diagnostics) {
   int64_t members = 1;
   for (const IndexDim& dim : param.index) members *= dim.extent();
-  if (members > kStackMembersMax) {
+  if (members > kStackTensorsMax) {
     diagnostics.Error(
         place, absl::StrFormat("%s stands for %d parameters; wanted at most %d",
-                               Quoted(param.name), members, kStackMembersMax));
+                               Quoted(param.name), members, kStackTensorsMax));
     return;
   }
   if (param.shape.size() > kDimsMax) {

@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
-#include "plan/group_limit.h"
+#include "plan/file_limits.h"
 #include "plan/proof/proof.h"
 #include "tests/plan/plan_spec.h"
 
