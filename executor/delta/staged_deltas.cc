@@ -351,7 +351,6 @@ std::vector<uint64_t> StagedDeltas::RoomsOf(const CodedMessage& message) const {
 }
 
 uint64_t StagedDeltas::RoomOf(size_t operation, size_t rung) const {
-  ++lookups_;
   return IsCoded(operation) && rung < rungs_.size()
              ? messages_[operation].rooms[rung]
              : 0;

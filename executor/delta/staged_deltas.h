@@ -138,9 +138,6 @@ class StagedDeltas {
   // kDataLoss, what was received is not encoded as it should be.
   absl::Status CheckCoding(Stream stream);
 
-  // How often it was looked up what of an operation a rung sends: the work of a
-  // refit, which is some times its operations.
-  uint64_t lookups() const { return lookups_; }
   // Of the sends: what may be left out, and what was counted last.
   uint64_t elements() const { return elements_; }
   uint64_t changed_elements() const { return changed_; }
@@ -176,7 +173,6 @@ class StagedDeltas {
   std::vector<Operation> operations_;
   size_t rung_ = 0;
   bool takes_whole_ = true;
-  mutable uint64_t lookups_ = 0;
   uint64_t elements_ = 0;
   uint64_t changed_ = 0;
 };
