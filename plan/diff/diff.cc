@@ -88,10 +88,9 @@ void CompareFormats(const fb::Plan& a, const fb::Plan& b, DiffReport& report) {
     absl::StrAppend(&text, "; executors must also know ",
                     absl::StrJoin(added, ", "));
   }
-  report.Add(a.required_features() == b.required_features()
-                 ? DifferenceClass::kSchedule
-                 : DifferenceClass::kContract,
-             std::string(kFormatChanged), text);
+  report.Add(
+      added.empty() ? DifferenceClass::kSchedule : DifferenceClass::kContract,
+      std::string(kFormatChanged), text);
 }
 
 // Nothing if the plan is of an earlier build, which did not write it.

@@ -19,7 +19,7 @@ enum class DifferenceClass : uint8_t { kContract, kTraffic, kSchedule };
 // "contract", "traffic", "schedule".
 const char* ClassText(DifferenceClass kind);
 
-// The rule of plans of other format versions or required features. With other
+// The rule of plans of other format versions or required features. With further
 // features it is of the contract: executors that know less refuse the plan.
 inline constexpr std::string_view kFormatChanged = "FORMAT_CHANGED";
 

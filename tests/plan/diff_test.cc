@@ -101,7 +101,7 @@ TEST(DiffTest, ProvenanceAndStatsDoNotCount) {
 }
 
 // Executors that do not know a feature refuse the plan.
-TEST(DiffTest, RequiredFeaturesAreContract) {
+TEST(DiffTest, FurtherFeaturesAreContract) {
   const PlanSpec spec = SampleSpec();
   PlanSpec packed = spec;
   PackMessages(packed);
@@ -110,7 +110,7 @@ TEST(DiffTest, RequiredFeaturesAreContract) {
             "  FORMAT_CHANGED plan 1.1 -> plan 1.12 features 0x200; executors "
             "must also know packed messages\n");
   EXPECT_EQ(TextOf(packed, spec),
-            "contract\n"
+            "schedule\n"
             "  FORMAT_CHANGED plan 1.12 features 0x200 -> plan 1.1\n");
 }
 
@@ -311,8 +311,9 @@ TEST(DiffTest, PostHooksAreContract) {
 )");
   EXPECT_EQ(TextOf(hooked, SampleSpec()),
             R"(contract
-  FORMAT_CHANGED plan 1.2 features 0x2 -> plan 1.1
   POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: add-one "add 1 to it" -> none
+schedule
+  FORMAT_CHANGED plan 1.2 features 0x2 -> plan 1.1
 )");
   EXPECT_TRUE(Compare(hooked, hooked).same());
 }
@@ -366,6 +367,7 @@ TEST(DiffTest, DeltasAreContract) {
   EXPECT_EQ(TextOf(bitmap, dense),
             "contract\n"
             "  DELTA_REMOVED delta: was changes bitmap dense_every 20 check\n"
+            "schedule\n"
             "  FORMAT_CHANGED plan 1.6 features 0x21 -> plan 1.1 features "
             "0x1\n");
 }
