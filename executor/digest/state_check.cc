@@ -229,13 +229,20 @@ absl::StatusOr<StateCheck::Verdict> StateCheck::ReadVerdict(
   return verdict;
 }
 
+// The first regions that differ, at most `count`.
+std::set<uint32_t> StateCheck::FirstRegions(const Verdict& verdict,
+                                            size_t count) {
+  std::set<uint32_t> regions;
+  for (const Difference& difference : verdict.differences) {
+    if (regions.size() < count) regions.insert(difference.region);
+  }
+  return regions;
+}
+
 // By param of the first regions that differ.
 std::string StateCheck::ParamSums(absl::Span<const PartSum> sums,
                                   const Verdict& verdict) const {
-  std::set<uint32_t> wanted;
-  for (const Difference& difference : verdict.differences) {
-    if (wanted.size() < kRegionsMax) wanted.insert(difference.region);
-  }
+  const std::set<uint32_t> wanted = FirstRegions(verdict, kRegionsMax);
   PayloadWriter entries;
   uint64_t count = 0;
   for (const PartSum& sum : sums) {
@@ -246,9 +253,9 @@ std::string StateCheck::ParamSums(absl::Span<const PartSum> sums,
   return PayloadWriter().U64(count).Bytes(entries.Take()).Take();
 }
 
-// The error's text.
+// The error's text. Params of further regions may differ too: `is_part`.
 absl::StatusOr<std::string> StateCheck::JudgeParams(
-    absl::Span<const std::string> by_rank) const {
+    absl::Span<const std::string> by_rank, bool is_part) const {
   std::map<std::pair<uint32_t, uint64_t>, StateDigest> source;
   std::map<std::string, std::vector<int32_t>> ranks_of;  // by param
   for (size_t r = 0; r < by_rank.size(); ++r) {
@@ -279,8 +286,10 @@ absl::StatusOr<std::string> StateCheck::JudgeParams(
                     RanksText(ranks));
   }
   if (named > kNamedParamsMax) {
-    absl::StrAppend(&text, "; and ", ranks_of.size() - kNamedParamsMax,
-                    " more params");
+    absl::StrAppend(&text, "; and ", is_part ? "at least " : "",
+                    ranks_of.size() - kNamedParamsMax, " more params");
+  } else if (is_part) {
+    absl::StrAppend(&text, "; and perhaps more");
   }
   return text;
 }
@@ -316,9 +325,13 @@ absl::Status StateCheck::CompareSums(Transport& transport, Deadline deadline) {
     not_compared_.push_back(plan_.body().params()->Get(param)->name()->str());
   }
   if (verdict->differences.empty()) return absl::OkStatus();
-  const absl::StatusOr<std::string> text = ThroughRankZero(
-      transport, deadline, ParamSums(*sums, *verdict),
-      [&](absl::Span<const std::string> all) { return JudgeParams(all); });
+  const bool is_part =
+      FirstRegions(*verdict, kRegionsMax + 1).size() > kRegionsMax;
+  const absl::StatusOr<std::string> text =
+      ThroughRankZero(transport, deadline, ParamSums(*sums, *verdict),
+                      [&](absl::Span<const std::string> all) {
+                        return JudgeParams(all, is_part);
+                      });
   if (!text.ok()) return text.status();
   return absl::DataLossError(absl::StrCat(
       "after the refit the destination does not hold what the source holds: ",

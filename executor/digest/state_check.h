@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -107,10 +108,11 @@ class StateCheck {
   absl::StatusOr<std::string> JudgeRegions(
       absl::Span<const std::string> by_rank) const;
   absl::StatusOr<Verdict> ReadVerdict(const std::string& bytes) const;
+  static std::set<uint32_t> FirstRegions(const Verdict& verdict, size_t count);
   std::string ParamSums(absl::Span<const PartSum> sums,
                         const Verdict& verdict) const;
-  absl::StatusOr<std::string> JudgeParams(
-      absl::Span<const std::string> by_rank) const;
+  absl::StatusOr<std::string> JudgeParams(absl::Span<const std::string> by_rank,
+                                          bool is_part) const;
 
   const PlanFile& plan_;
   const Arrivals arrivals_;

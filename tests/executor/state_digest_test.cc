@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "executor/digest/param_box.h"
 #include "refit/local_transport.h"
 #include "runner/fragment_walk.h"
@@ -336,6 +338,32 @@ TEST(StateCheckTest, OneWrongReplicaIsNamedAlone) {
   values.FillSources(world.tensors);
   values.PoisonDestinations(world.tensors);
   ExpectDataLoss(world, "\"layers.1.weight\" on rank 3");
+}
+
+// Only the first four regions are looked into; each destination rank has one.
+TEST(StateCheckTest, ParamsOfFurtherRegionsAreNotPassedOverInSilence) {
+  for (const uint32_t layers : {2, 8}) {
+    PlanBuilder builder = ReshardPlan(
+        {.source_ranks = 1, .destination_ranks = 8, .layers = layers});
+    for (uint32_t rank = 1; rank <= 8; ++rank) {
+      for (PlanBuilder::Message& message : builder.ranks[rank].messages) {
+        message.copies.clear();
+      }
+    }
+    const PlanFile plan = builder.Open();
+    DigestWorld world(plan);
+    world.Bind();
+    const ValueCheck values(plan);
+    values.FillSources(world.tensors);
+    values.PoisonDestinations(world.tensors);
+    std::string text;
+    for (uint32_t layer = 0; layer < std::min(layers, 5u); ++layer) {
+      absl::StrAppend(&text, layer > 0 ? "; " : "", "\"model.layers.", layer,
+                      ".weight\" on ranks 1, 2, 3, 4");
+    }
+    ExpectDataLoss(world, text + (layers > 5 ? "; and at least 3 more params"
+                                             : "; and perhaps more"));
+  }
 }
 
 TEST(StateCheckTest, ManyParamsThatDifferAreCounted) {
