@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -165,10 +166,12 @@ absl::StatusOr<LinkTable> MeetHosts(const std::string& wire,
   control.BeginStep();
   const std::string what = absl::StrCat(options.message_bytes, " bytes, ",
                                         options.iterations, " times");
-  const absl::StatusOr<std::vector<std::string>> all = control.AllGather(
+  std::vector<int32_t> everyone(static_cast<size_t>(control.world_size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const absl::StatusOr<std::vector<std::string>> all = control.Exchange(
       absl::StrJoin(std::vector<std::string>{what, ThisHost(), ThisHostName()},
                     "\n"),
-      "hosts", InTime());
+      everyone, everyone, "hosts", InTime());
   if (!all.ok()) return all.status();
   LinkTable table = {.wire = wire, .hosts = {}, .names = {}};
   for (size_t rank = 0; rank < all->size(); ++rank) {

@@ -13,8 +13,8 @@ using RankPairs = std::vector<std::pair<int32_t, int32_t>>;  // giver, taker
 
 const char* Name(CollectiveKind kind) {
   switch (kind) {
-    case CollectiveKind::kAllGather:
-      return "all-gather";
+    case CollectiveKind::kCompare:
+      return "comparison";
     case CollectiveKind::kExchange:
       return "exchange";
   }
@@ -69,11 +69,10 @@ std::string ExchangeDifference(
   return "";
 }
 
-// What the server found wrong itself: all ranks are told the same.
-absl::Status TooLarge(const std::string& what, uint64_t size) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, ": a result of ", size, " bytes exceeds the limit of ",
-                   kPayloadBytesMax));
+SharedBytes ResultFrame(const std::pair<uint64_t, uint64_t>& key,
+                        const Results& results) {
+  return std::make_shared<const std::string>(Encode(
+      {FrameType::kResult, key.first, key.second, -1, ResultPayload(results)}));
 }
 
 }  // namespace
@@ -143,7 +142,7 @@ bool CollectiveSteps::Abort(int32_t rank, uint64_t step,
 }
 
 void CollectiveSteps::Leave(int32_t rank) {
-  left_[rank] = true;
+  left_.insert(rank);
   std::vector<Key> keys;  // FailStep erases
   for (const auto& [key, collective] : collectives_) keys.push_back(key);
   for (const Key& key : keys) {
@@ -230,8 +229,8 @@ int32_t CollectiveSteps::MissingFrom(const Collective& collective) const {
 
 void CollectiveSteps::Finish(const Key& key, const Collective& collective) {
   switch (collective.contributions[0]->kind) {
-    case CollectiveKind::kAllGather:
-      FinishAllGather(key, collective);
+    case CollectiveKind::kCompare:
+      FinishCompare(key, collective);
       break;
     case CollectiveKind::kExchange:
       FinishExchange(key, collective);
@@ -240,59 +239,60 @@ void CollectiveSteps::Finish(const Key& key, const Collective& collective) {
   collectives_.erase(key);
 }
 
-void CollectiveSteps::FinishAllGather(const Key& key,
-                                      const Collective& collective) {
-  uint64_t size = sizeof(uint64_t);
-  for (const auto& contribution : collective.contributions) {
-    size += sizeof(uint64_t) + contribution->bytes.size();
+// Few values differ, whatever the number of ranks, and all ranks get one frame.
+void CollectiveSteps::FinishCompare(const Key& key,
+                                    const Collective& collective) {
+  Results values;
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (values.size() == ControlPlane::kValuesMax) break;
+    const std::string& theirs = collective.contributions[rank]->bytes;
+    const bool is_known =
+        std::any_of(values.begin(), values.end(),
+                    [&](const auto& known) { return known.value == theirs; });
+    if (!is_known) values.push_back({rank, theirs});
   }
-  if (size > kPayloadBytesMax) {
-    const absl::Status status =
-        TooLarge(collective.contributions[0]->what, size);
-    return FailStep(key.first, {-1, status, status});
-  }
-  PayloadWriter payload;
-  payload.U64(collective.contributions.size());
-  for (const auto& contribution : collective.contributions) {
-    payload.String(contribution->bytes);
-  }
-  const auto bytes = std::make_shared<const std::string>(
-      Encode({FrameType::kResult, key.first, key.second, -1, payload.Take()}));
+  if (!Fits(key, collective, values)) return;
+  const SharedBytes bytes = ResultFrame(key, values);
   for (int32_t rank = 0; rank < world_size(); ++rank) send_(rank, bytes);
 }
 
 void CollectiveSteps::FinishExchange(const Key& key,
                                      const Collective& collective) {
   const auto& contributions = collective.contributions;
-  const std::string& what = contributions[0]->what;
   const std::string difference = ExchangeDifference(contributions);
   if (!difference.empty()) {
-    const absl::Status status =
-        absl::InternalError(absl::StrCat(what, ": ", difference));
+    const absl::Status status = absl::InternalError(
+        absl::StrCat(contributions[0]->what, ": ", difference));
     return FailStep(key.first, {-1, status, status});
   }
+  const auto results = [&](int32_t rank) {
+    Results of_peers;
+    for (const int32_t peer : contributions[rank]->from) {
+      of_peers.push_back({peer, contributions[peer]->bytes});
+    }
+    return of_peers;
+  };
   // All sizes are looked at first: nobody may have a result of a step that
   // fails.
-  for (const auto& contribution : contributions) {
-    uint64_t size = sizeof(uint64_t);
-    for (int32_t peer : contribution->from) {
-      size += sizeof(uint64_t) + contributions[peer]->bytes.size();
-    }
-    if (size > kPayloadBytesMax) {
-      const absl::Status status = TooLarge(what, size);
-      return FailStep(key.first, {-1, status, status});
-    }
+  for (int32_t rank = 0; rank < world_size(); ++rank) {
+    if (!Fits(key, collective, results(rank))) return;
   }
   for (int32_t rank = 0; rank < world_size(); ++rank) {
-    PayloadWriter payload;
-    payload.U64(contributions[rank]->from.size());
-    for (int32_t peer : contributions[rank]->from) {
-      payload.String(contributions[peer]->bytes);
-    }
-    send_(rank, std::make_shared<const std::string>(
-                    Encode({FrameType::kResult, key.first, key.second, -1,
-                            payload.Take()})));
+    send_(rank, ResultFrame(key, results(rank)));
   }
+}
+
+// Fails the step if `results` are too large for a frame.
+bool CollectiveSteps::Fits(const Key& key, const Collective& collective,
+                           const Results& results) {
+  const uint64_t size = ResultBytes(results);
+  if (size <= kPayloadBytesMax) return true;
+  // What the server found wrong itself: all ranks are told the same.
+  const absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat(collective.contributions[0]->what, ": a result of ", size,
+                   " bytes exceeds the limit of ", kPayloadBytesMax));
+  FailStep(key.first, {-1, status, status});
+  return false;
 }
 
 // The first failure of a step counts. Erases the step's collectives.
@@ -321,8 +321,8 @@ CollectiveSteps::Failure CollectiveSteps::Left(int32_t rank) {
 }
 
 void CollectiveSteps::FailIfLeft(const Key& key, const Collective& collective) {
-  for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (!left_[rank] || collective.contributions[rank].has_value()) continue;
+  for (const int32_t rank : left_) {
+    if (collective.contributions[rank].has_value()) continue;
     return FailStep(key.first, Left(rank));
   }
 }
@@ -330,8 +330,8 @@ void CollectiveSteps::FailIfLeft(const Key& key, const Collective& collective) {
 // Its collectives would only say so in the end: work of the others that waits
 // for the rank on a device should not wait until then.
 void CollectiveSteps::FailIfLeftOut(uint64_t step) {
-  for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (left_[rank] && steps_[rank] < step) return FailStep(step, Left(rank));
+  for (const int32_t rank : left_) {
+    if (steps_[rank] < step) return FailStep(step, Left(rank));
   }
 }
 
@@ -348,7 +348,7 @@ void CollectiveSteps::ForgetPastFailures() {
   if (failures_.empty()) return;
   uint64_t first = std::numeric_limits<uint64_t>::max();
   for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (!left_[rank]) first = std::min(first, steps_[rank]);
+    if (!left_.contains(rank)) first = std::min(first, steps_[rank]);
   }
   failures_.erase(failures_.begin(), failures_.lower_bound(first));
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,7 +30,7 @@ class CollectiveSteps {
   using Send = std::function<void(int32_t rank, SharedBytes bytes)>;
 
   CollectiveSteps(int32_t world_size, Send send)
-      : send_(std::move(send)), steps_(world_size), left_(world_size) {}
+      : send_(std::move(send)), steps_(world_size) {}
 
   // These return false if no rank that keeps to the protocol sends that.
   bool Begin(int32_t rank, uint64_t step, uint64_t purpose);
@@ -81,8 +82,10 @@ class CollectiveSteps {
   bool RanksExist(const std::vector<int32_t>& ranks) const;
   int32_t MissingFrom(const Collective& collective) const;
   void Finish(const Key& key, const Collective& collective);
-  void FinishAllGather(const Key& key, const Collective& collective);
+  void FinishCompare(const Key& key, const Collective& collective);
   void FinishExchange(const Key& key, const Collective& collective);
+  bool Fits(const Key& key, const Collective& collective,
+            const Results& results);
   void FailStep(uint64_t step, Failure failure);
   void FailIfLeft(const Key& key, const Collective& collective);
   void FailIfLeftOut(uint64_t step);
@@ -94,12 +97,12 @@ class CollectiveSteps {
 
   Send send_;
   std::vector<uint64_t> steps_;  // each rank's current one
-  std::vector<bool> left_;       // by rank
+  std::set<int32_t> left_;
   std::map<Key, Collective> collectives_;
   std::map<uint64_t, Failure> failures_;  // of steps some rank may yet enter
   StepPurposes purposes_;
-  uint64_t newest_step_ = 0;              // that a rank has begun
-  std::optional<Key> reminder_of_;        // what reminder_ is of
+  uint64_t newest_step_ = 0;        // that a rank has begun
+  std::optional<Key> reminder_of_;  // what reminder_ is of
   WaitReminder reminder_;
 };
 

@@ -12,6 +12,7 @@ namespace {
 constexpr uint32_t kFrameMagic = 0x50434652;  // "RFCP"
 constexpr size_t kMagicBytes = 4;
 constexpr size_t kHeaderBytes = 32;
+constexpr size_t kResultBytes = sizeof(uint32_t) + sizeof(uint64_t);
 
 bool IsFrameType(uint32_t type) {
   return type >= static_cast<uint32_t>(FrameType::kHello) &&
@@ -175,6 +176,32 @@ std::optional<Contribution> ParseContribution(std::string_view payload) {
   const bool known = kind <= static_cast<uint32_t>(CollectiveKind::kExchange);
   if (!reader.Complete() || !known) return std::nullopt;
   return contribution;
+}
+
+uint64_t ResultBytes(const Results& results) {
+  uint64_t size = sizeof(uint64_t);
+  for (const auto& result : results) size += kResultBytes + result.value.size();
+  return size;
+}
+
+std::string ResultPayload(const Results& results) {
+  PayloadWriter writer;
+  writer.U64(results.size());
+  for (const auto& [rank, value] : results) {
+    writer.U32(static_cast<uint32_t>(rank)).U64(value.size()).Bytes(value);
+  }
+  return writer.Take();
+}
+
+std::optional<Results> ParseResult(std::string_view payload) {
+  PayloadReader reader(payload);
+  Results results(reader.Count(kResultBytes));
+  for (auto& [rank, value] : results) {
+    rank = static_cast<int32_t>(reader.U32());
+    value = reader.Bytes(reader.U64());
+  }
+  if (!reader.Complete()) return std::nullopt;
+  return results;
 }
 
 }  // namespace refit::control

@@ -16,11 +16,12 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/payload.h"
+#include "refit/control_plane.h"
 
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 9;
+inline constexpr uint32_t kProtocolVersion = 10;
 
 // Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.
@@ -47,7 +48,7 @@ enum class FrameType : uint32_t {
   // From the server.
   kWelcome = 6,  // all ranks have come
   kRefused = 7,  // to meet; with a status
-  kResult = 8,   // of a collective; a list
+  kResult = 8,   // of a collective; ResultPayload
   // The step, by `rank`; with a status. Its sequence is kMissed if that was
   // before this rank began the step.
   kAborted = 9,
@@ -128,10 +129,10 @@ std::optional<Proof> ParseProof(std::string_view payload);
 std::string BytesPayload(const std::array<char, 32>& bytes);
 std::optional<std::array<char, 32>> ParseBytes(std::string_view payload);
 
-enum class CollectiveKind : uint32_t { kAllGather = 0, kExchange = 1 };
+enum class CollectiveKind : uint32_t { kCompare = 0, kExchange = 1 };
 
 struct Contribution {
-  CollectiveKind kind = CollectiveKind::kAllGather;
+  CollectiveKind kind = CollectiveKind::kCompare;
   uint64_t remaining_ms = 0;
   std::string what = {};
   std::vector<int32_t> to = {};    // of an exchange
@@ -144,6 +145,14 @@ std::string ContributionPayload(CollectiveKind kind, uint64_t remaining_ms,
                                 absl::Span<const int32_t> from,
                                 std::string_view bytes);
 std::optional<Contribution> ParseContribution(std::string_view payload);
+
+// What a rank gets of a collective: of a comparison the values with their first
+// ranks, of an exchange those that the rank asked for.
+using Results = std::vector<OfRank<std::string_view>>;
+uint64_t ResultBytes(const Results& results);  // of its payload
+std::string ResultPayload(const Results& results);
+// The views are into `payload`.
+std::optional<Results> ParseResult(std::string_view payload);
 
 }  // namespace refit::control
 

@@ -79,17 +79,16 @@ void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
   record.body_digest = fb::Digest(low, reader.U64());
 }
 
-absl::Status CompareRecords(absl::Span<const HandshakeRecord> records) {
-  for (size_t rank = 0; rank < records.size(); ++rank) {
-    if (records[rank].ready) continue;
-    const std::string& why = records[rank].why;
-    return absl::AbortedError(
-        absl::StrCat("rank ", rank, " cannot go on",
-                     why.empty() ? "; its own error says why" : ": ", why));
+absl::Status CompareRecords(absl::Span<const OfRank<HandshakeRecord>> records) {
+  for (const auto& [rank, record] : records) {
+    if (record.ready) continue;
+    return absl::AbortedError(absl::StrCat(
+        "rank ", rank, " cannot go on",
+        record.why.empty() ? "; its own error says why" : ": ", record.why));
   }
-  for (size_t rank = 1; rank < records.size(); ++rank) {
-    std::string difference = RecordDifference(records[0], records[rank], 0,
-                                              static_cast<int32_t>(rank));
+  for (const auto& [rank, record] : records) {
+    std::string difference =
+        RecordDifference(records[0].value, record, records[0].rank, rank);
     if (!difference.empty()) {
       return absl::FailedPreconditionError(std::move(difference));
     }

@@ -24,7 +24,7 @@ inline std::string_view NameOf(HandshakeStage stage) {
   return stage == HandshakeStage::kCheck ? "check" : kHandshake;
 }
 
-// As bytes for the other ranks (gathered_structs.h).
+// As bytes for the other ranks (compared_structs.h).
 void WriteFields(const HandshakeRecord& record, PayloadWriter& writer);
 void ReadFields(PayloadReader& reader, HandshakeRecord& record);
 
@@ -34,10 +34,11 @@ inline StepPurpose PurposeOf(HandshakeStage stage) {
                                          : StepPurpose::kOther;
 }
 
-// OK when all `records` (by rank) are ready and equal. Errors: kAborted, the
-// rank that is not ready; kFailedPrecondition, the first field that differs,
-// with two ranks and both values.
-absl::Status CompareRecords(absl::Span<const HandshakeRecord> records);
+// OK when all `records` are ready and equal: those of all ranks, or the first
+// that differ, by rank. Errors: kAborted, the rank that is not ready;
+// kFailedPrecondition, the first field that differs, with two ranks and both
+// values.
+absl::Status CompareRecords(absl::Span<const OfRank<HandshakeRecord>> records);
 
 // `status` of `rank`, as the others are told of it.
 absl::Status AbortedBy(int32_t rank, const absl::Status& status);

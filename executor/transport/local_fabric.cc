@@ -82,7 +82,7 @@ absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
                                         std::string_view what) {
   std::unique_lock lock(mutex);
   if (step <= aborted_step) return abort_status;
-  records[rank] = record;
+  records[rank] = {rank, record};
   arrived[rank] = true;
   if (++arrivals == static_cast<int32_t>(arrived.size())) {
     outcome = CompareRecords(records);

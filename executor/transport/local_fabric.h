@@ -73,7 +73,7 @@ struct LocalFabric::State {
   bool aborted_in_handshake = false;  // the newest of these
   StepPurposes purposes;
   // The gathering in progress and the outcome of the last one.
-  std::vector<HandshakeRecord> records;
+  std::vector<OfRank<HandshakeRecord>> records;  // by rank
   // What ranks share, by parity of the step: one may be at the next step while
   // others still read.
   std::array<std::vector<std::string>, 2> shared;

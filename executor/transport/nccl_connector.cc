@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "executor/device/host_identity.h"
-#include "executor/transport/gathered_structs.h"
+#include "executor/transport/compared_structs.h"
 #include "executor/transport/host_comparison.h"
 #include "executor/waiting.h"
 
@@ -26,6 +28,9 @@ bool IsStaged(const Edge& edge) {
 
 // Between ranks of one domain.
 bool IsInside(const Edge& edge) { return edge.route != fb::Route::kNetwork; }
+
+constexpr char kComparingHosts[] = "comparing hosts";
+constexpr char kMakingId[] = "making an NCCL id";
 
 constexpr char kEncryptionVariable[] = "REFIT_NCCL_ENCRYPTION";
 
@@ -53,21 +58,56 @@ void ReadFields(PayloadReader& reader, NcclSettings& settings) {
   settings.encrypts = reader.Bool();
 }
 
-// Where a rank runs.
+// Where a rank runs, and what it does there.
 struct Place {
   std::string host;
   std::string host_name;
   std::string gpu;  // Device::Identity
+  bool stages_inside = false;
 };
 
 void WriteFields(const Place& place, PayloadWriter& writer) {
-  writer.String(place.host).String(place.host_name).String(place.gpu);
+  writer.String(place.host)
+      .String(place.host_name)
+      .String(place.gpu)
+      .Bool(place.stages_inside);
 }
 
 void ReadFields(PayloadReader& reader, Place& place) {
   place.host = reader.String();
   place.host_name = reader.String();
   place.gpu = reader.String();
+  place.stages_inside = reader.Bool();
+}
+
+// What `given`, ranks in order, say of where they run; by rank, and nothing of
+// the others.
+absl::StatusOr<std::vector<Place>> ReadPlaces(
+    const std::vector<int32_t>& given, const std::vector<std::string>& bytes,
+    size_t world_size) {
+  std::vector<Place> places(world_size);
+  for (size_t i = 0; i < given.size(); ++i) {
+    absl::StatusOr<Place> place =
+        ReadStruct<Place>(bytes[i], given[i], kComparingHosts);
+    if (!place.ok()) return place.status();
+    places[static_cast<size_t>(given[i])] = *std::move(place);
+  }
+  return places;
+}
+
+// What rank 0 finds of the hosts of all.
+struct HostNotices {
+  std::vector<std::string> lines;
+};
+
+void WriteFields(const HostNotices& notices, PayloadWriter& writer) {
+  writer.U64(notices.lines.size());
+  for (const std::string& line : notices.lines) writer.String(line);
+}
+
+void ReadFields(PayloadReader& reader, HostNotices& notices) {
+  notices.lines.resize(reader.Count(sizeof(uint64_t)));
+  for (std::string& line : notices.lines) line = reader.String();
 }
 
 std::string TouchText(absl::Span<const Operation> operations) {
@@ -88,27 +128,24 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
   for (const Edge& edge : edges) {
     (!IsStaged(edge)  ? mine.fence
      : IsInside(edge) ? mine.domain
-                      : mine.world) = 1;
+                      : mine.world) = true;
   }
-  const absl::StatusOr<std::vector<Uses>> uses =
-      Gather(CheckEdges(edges), mine, "connecting");
+  const auto uses = Compare(CheckEdges(edges), mine, "connecting");
   if (!uses.ok()) return uses.status();
-  const auto any = [&](const std::vector<int32_t>& ranks, auto member) {
-    return std::any_of(ranks.begin(), ranks.end(), [&](int32_t r) {
-      return (*uses)[static_cast<size_t>(r)].*member != 0;
+  const auto any = [&](auto member) {
+    return std::any_of(uses->begin(), uses->end(), [&](const auto& of_rank) {
+      return of_rank.value.*member;
     });
   };
-  std::vector<int32_t> everyone(uses->size());
-  for (size_t r = 0; r < everyone.size(); ++r) {
-    everyone[r] = static_cast<int32_t>(r);
-  }
+  const bool has_domains = any(&Uses::domain);
+  const bool has_world = any(&Uses::world);
+  const std::vector<int32_t> everyone = Everyone();
   const std::vector<int32_t> neighbours = RanksOfThisHost();
-  const bool has_domains = any(everyone, &Uses::domain);
-  const bool has_domain = any(neighbours, &Uses::domain);
-  const bool has_world = any(everyone, &Uses::world);
 
   NcclLinks links;
-  absl::StatusOr<std::vector<std::string>> notices = CheckHosts(edges);
+  bool has_domain = false;
+  absl::StatusOr<std::vector<std::string>> notices =
+      CheckHosts(edges, neighbours, mine.domain, has_domain);
   if (!notices.ok()) return notices.status();
   links.notices = *std::move(notices);
   if (has_domains || has_world) {
@@ -136,7 +173,7 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
     status = make(everyone, true, false, links.world);
   }
   if (!status.ok()) return status;
-  if (any(everyone, &Uses::fence)) {
+  if (any(&Uses::fence)) {
     absl::StatusOr<std::unique_ptr<DeviceFence>> fence = ConnectFence(edges);
     if (!fence.ok()) return fence.status();
     links.fence = *std::move(fence);
@@ -144,23 +181,23 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
   return links;
 }
 
-// What every rank says, if none of them comes with an error.
+// The others fail with this rank's error, if it comes with one.
+absl::Status NcclConnector::OrAbort(const absl::Status& mine) {
+  if (!mine.ok()) control_.Abort(mine);
+  return mine;
+}
+
+// What ranks say, if none of them comes with an error.
 template <typename Struct>
-absl::StatusOr<std::vector<Struct>> NcclConnector::Gather(
+absl::StatusOr<std::vector<OfRank<Struct>>> NcclConnector::Compare(
     const absl::Status& mine, const Struct& value, const char* what) {
-  if (!mine.ok()) {
-    control_.Abort(mine);
-    return mine;
-  }
-  return GatherStructs(control_, value, what, deadline_);
+  if (absl::Status s = OrAbort(mine); !s.ok()) return s;
+  return CompareStructs(control_, value, what, deadline_);
 }
 
 absl::Status NcclConnector::Agree(const absl::Status& mine, const char* what) {
-  if (!mine.ok()) {
-    control_.Abort(mine);
-    return mine;
-  }
-  return control_.AllGather("", what, deadline_).status();
+  if (absl::Status s = OrAbort(mine); !s.ok()) return s;
+  return control_.Compare("", what, deadline_).status();
 }
 
 absl::Status NcclConnector::CheckEdges(absl::Span<const Edge> edges) const {
@@ -185,13 +222,26 @@ absl::Status NcclConnector::CheckEdges(absl::Span<const Edge> edges) const {
 // The plan's hosts and GPUs against those that ranks run on. An error where
 // this rank's direct rounds would cross hosts, which nothing can map memory
 // over; else what differs is for the user to know: staged rounds are right
-// wherever ranks are.
+// wherever ranks are. A rank hears of its neighbours and peers; rank 0 hears of
+// all, and tells all how the hosts differ. `has_domain`: whether neighbours, or
+// this rank, stage inside the host.
 absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
-    absl::Span<const Edge> edges) {
+    absl::Span<const Edge> edges, const std::vector<int32_t>& neighbours,
+    bool stages_inside, bool& has_domain) {
+  std::set<int32_t> distinct(neighbours.begin(), neighbours.end());
+  for (const Edge& edge : edges) distinct.insert(edge.peer);
+  const std::vector<int32_t> near(distinct.begin(), distinct.end());
+  distinct.insert(0);
+  const std::vector<int32_t> to(distinct.begin(), distinct.end());
+  const std::vector<int32_t> from = rank() == 0 ? Everyone() : near;
+  const Place mine = {host_, ThisHostName(), device_.Identity(), stages_inside};
+  const absl::StatusOr<std::vector<std::string>> told = control_.Exchange(
+      StructBytes(mine), to, from, kComparingHosts, deadline_);
+  if (!told.ok()) return told.status();
   const absl::StatusOr<std::vector<Place>> places =
-      Gather(absl::OkStatus(), Place{host_, ThisHostName(), device_.Identity()},
-             "comparing hosts");
-  if (!places.ok()) return places.status();
+      ReadPlaces(from, *told, hosts_.size());
+  absl::Status status = OrAbort(places.status());
+  if (!status.ok()) return status;
   std::vector<std::string> real;
   std::vector<std::string> names;
   std::vector<std::string> gpus;
@@ -200,23 +250,34 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
     names.push_back(place.host_name);
     gpus.push_back(place.gpu);
   }
-  std::vector<std::string> notices = CompareHosts(hosts_, real, names);
-  absl::Status status;
+  has_domain =
+      std::any_of(neighbours.begin(), neighbours.end(), [&](int32_t neighbour) {
+        return (*places)[static_cast<size_t>(neighbour)].stages_inside;
+      });
+  const absl::StatusOr<std::string> lines = FromFirst(
+      Everyone(),
+      rank() == 0 ? StructBytes(HostNotices{CompareHosts(hosts_, real, names)})
+                  : "",
+      kComparingHosts);
+  if (!lines.ok()) return lines.status();
+  absl::StatusOr<HostNotices> notices =
+      ReadStruct<HostNotices>(*lines, 0, kComparingHosts);
+  status = notices.status();
   for (const Edge& edge : edges) {
     const std::string& theirs = real[static_cast<size_t>(edge.peer)];
-    if (IsStaged(edge) || theirs == host_) continue;
+    if (!status.ok() || IsStaged(edge) || theirs == host_) continue;
     // The plan has both on one host, so there is a line on it.
     status = absl::FailedPreconditionError(absl::StrCat(
         "the plan stores directly between rank ", rank(), " and rank ",
-        edge.peer, ", which run on different hosts: ", notices.front()));
-    break;
+        edge.peer, ", which run on different hosts: ",
+        absl::StrJoin(absl::MakeSpan(notices->lines).subspan(0, 1), "")));
   }
-  status = Agree(status, "comparing hosts");
+  status = Agree(status, kComparingHosts);
   if (!status.ok()) return status;
   for (std::string& line : CompareGpus(rank(), edges, gpus)) {
-    notices.push_back(std::move(line));
+    notices->lines.push_back(std::move(line));
   }
-  return notices;
+  return std::move(notices->lines);
 }
 
 // Loads NCCL on the ranks that take part, and compares its versions there.
@@ -231,22 +292,20 @@ absl::Status NcclConnector::AgreeOnVersion(bool takes_part) {
   status.Update(encrypts.status());
   NcclSettings mine;
   if (status.ok() && takes_part) mine = {api_->version, *encrypts};
-  const absl::StatusOr<std::vector<NcclSettings>> settings =
-      Gather(status, mine, "loading NCCL");
+  const auto settings = Compare(status, mine, "loading NCCL");
   if (!settings.ok()) return settings.status();
   const auto first =
       std::find_if(settings->begin(), settings->end(),
-                   [](const NcclSettings& s) { return s.version != 0; });
+                   [](const auto& s) { return s.value.version != 0; });
   const auto differs = [&](const char* what, auto text, auto member) {
-    const auto other =
-        std::find_if(first, settings->end(), [&](const NcclSettings& s) {
-          return s.version != 0 && s.*member != (*first).*member;
-        });
+    const auto other = std::find_if(first, settings->end(), [&](const auto& s) {
+      return s.value.version != 0 && s.value.*member != first->value.*member;
+    });
     if (other == settings->end()) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        absl::StrCat(what, " differs: ", text((*first).*member), " on rank ",
-                     first - settings->begin(), ", ", text((*other).*member),
-                     " on rank ", other - settings->begin()));
+        absl::StrCat(what, " differs: ", text(first->value.*member),
+                     " on rank ", first->rank, ", ", text(other->value.*member),
+                     " on rank ", other->rank));
   };
   if (first == settings->end()) return absl::OkStatus();
   status = differs("NCCL version", nccl::VersionText, &NcclSettings::version);
@@ -254,7 +313,7 @@ absl::Status NcclConnector::AgreeOnVersion(bool takes_part) {
   status = differs(
       kEncryptionVariable, [](bool on) { return on ? "1" : "0"; },
       &NcclSettings::encrypts);
-  if (!status.ok() || !first->encrypts) return status;
+  if (!status.ok() || !first->value.encrypts) return status;
   return Agree(mine.encrypts ? Encrypt() : absl::OkStatus(),
                "giving NCCL its key");
 }
@@ -282,6 +341,24 @@ absl::Status NcclConnector::Encrypt() {
                         "ncclSetEncryption", nullptr);
 }
 
+std::vector<int32_t> NcclConnector::Everyone() const {
+  std::vector<int32_t> ranks(hosts_.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// What the first of `ranks` gives to all of them, of which this rank is one; ""
+// if there are none. Collective over all ranks.
+absl::StatusOr<std::string> NcclConnector::FromFirst(
+    absl::Span<const int32_t> ranks, std::string_view mine, const char* what) {
+  const absl::Span<const int32_t> from = ranks.subspan(0, 1);
+  const bool gives = !from.empty() && from.front() == rank();
+  const absl::StatusOr<std::vector<std::string>> given = control_.Exchange(
+      mine, gives ? ranks : absl::Span<const int32_t>(), from, what, deadline_);
+  if (!given.ok()) return given.status();
+  return given->empty() ? "" : given->front();
+}
+
 std::vector<int32_t> NcclConnector::RanksOfThisHost() const {
   std::vector<int32_t> ranks;
   for (size_t r = 0; r < hosts_.size(); ++r) {
@@ -303,17 +380,22 @@ NcclConnector::CreateCommunicator(const std::vector<int32_t>& ranks,
     status = nccl::StatusOf(*api_, api_->GetUniqueId(&id), "ncclGetUniqueId",
                             nullptr);
   }
-  const absl::StatusOr<std::vector<nccl::UniqueId>> ids =
-      Gather(status, id, "making an NCCL id");
-  if (!ids.ok()) return ids.status();
+  if (absl::Status s = OrAbort(status); !s.ok()) return s;
+  const absl::StatusOr<std::string> given = FromFirst(
+      takes_part ? ranks : std::vector<int32_t>(), StructBytes(id), kMakingId);
+  if (!given.ok()) return given.status();
   std::unique_ptr<NcclCommunicator> communicator;
   if (takes_part) {
-    absl::StatusOr<std::unique_ptr<NcclCommunicator>> created =
-        NcclCommunicator::Create(*api_,
-                                 (*ids)[static_cast<size_t>(ranks.front())],
-                                 ranks, rank(), deadline_, interruption_);
-    status = created.status();
-    if (created.ok()) communicator = *std::move(created);
+    absl::StatusOr<nccl::UniqueId> theirs =
+        ReadStruct<nccl::UniqueId>(*given, ranks.front(), kMakingId);
+    status = theirs.status();
+    if (theirs.ok()) {
+      absl::StatusOr<std::unique_ptr<NcclCommunicator>> created =
+          NcclCommunicator::Create(*api_, *theirs, ranks, rank(), deadline_,
+                                   interruption_);
+      status = created.status();
+      if (created.ok()) communicator = *std::move(created);
+    }
   }
   status = Agree(status, "making an NCCL communicator");
   if (!status.ok()) return status;

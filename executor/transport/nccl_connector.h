@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,14 +50,14 @@ class NcclConnector {
   absl::StatusOr<NcclLinks> Connect(absl::Span<const Edge> edges);
 
  private:
-  // What ranks use, of their own edges.
+  // What a rank uses, of its own edges.
   struct Uses {
-    int32_t domain = 0;  // stages inside its host
-    int32_t world = 0;   // stages across hosts
-    int32_t fence = 0;
+    bool domain = false;  // stages inside its host
+    bool world = false;   // stages across hosts
+    bool fence = false;
 
     friend void WriteFields(const Uses& uses, PayloadWriter& writer) {
-      writer.Bool(uses.domain != 0).Bool(uses.world != 0).Bool(uses.fence != 0);
+      writer.Bool(uses.domain).Bool(uses.world).Bool(uses.fence);
     }
     friend void ReadFields(PayloadReader& reader, Uses& uses) {
       uses.domain = reader.Bool();
@@ -65,14 +66,19 @@ class NcclConnector {
     }
   };
 
+  absl::Status OrAbort(const absl::Status& mine);
   template <typename Struct>
-  absl::StatusOr<std::vector<Struct>> Gather(const absl::Status& mine,
-                                             const Struct& value,
-                                             const char* what);
+  absl::StatusOr<std::vector<OfRank<Struct>>> Compare(const absl::Status& mine,
+                                                      const Struct& value,
+                                                      const char* what);
   absl::Status Agree(const absl::Status& mine, const char* what);
+  absl::StatusOr<std::string> FromFirst(absl::Span<const int32_t> ranks,
+                                        std::string_view mine,
+                                        const char* what);
   absl::Status CheckEdges(absl::Span<const Edge> edges) const;
   absl::StatusOr<std::vector<std::string>> CheckHosts(
-      absl::Span<const Edge> edges);
+      absl::Span<const Edge> edges, const std::vector<int32_t>& neighbours,
+      bool stages_inside, bool& has_domain);
   absl::Status AgreeOnVersion(bool takes_part);
   absl::Status Encrypt();
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> CreateCommunicator(
@@ -89,6 +95,7 @@ class NcclConnector {
   absl::StatusOr<std::unique_ptr<DeviceFence>> ConnectFence(
       absl::Span<const Edge> edges);
   int32_t rank() const { return control_.rank(); }
+  std::vector<int32_t> Everyone() const;
   std::vector<int32_t> RanksOfThisHost() const;
 
   ControlPlane& control_;

@@ -12,8 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "executor/device/host_identity.h"
 #include "executor/own_thread.h"
+#include "executor/transport/compared_structs.h"
 #include "executor/transport/enqueued_rounds.h"
-#include "executor/transport/gathered_structs.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/last_words.h"
 #include "executor/transport/nccl_api.h"
@@ -395,18 +395,16 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
   HandshakeRecord mine = record;
   const bool binds = record.stage == HandshakeStage::kBind;
   if (binds) mine.records = supervisor_.phase() == RefitPhase::kIdle;
-  const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), mine, NameOf(record.stage), deadline);
+  const auto records =
+      CompareStructs(control(), mine, NameOf(record.stage), deadline);
   if (!records.ok()) return records.status();
-  const auto found = std::find_if(
-      records->begin(), records->end(),
-      [](const HandshakeRecord& of_rank) { return !of_rank.records; });
+  const auto found =
+      std::find_if(records->begin(), records->end(),
+                   [](const auto& of_rank) { return !of_rank.value.records; });
   if (binds) is_whole_ = found == records->end();
   if (record.stage == HandshakeStage::kConnect) {
     first_without_recording_.reset();
-    if (found != records->end()) {
-      first_without_recording_ = static_cast<int32_t>(found - records->begin());
-    }
+    if (found != records->end()) first_without_recording_ = found->rank;
   }
   return CompareRecords(*records);
 }
@@ -521,11 +519,10 @@ absl::Status NcclTransport::EndRefit(Stream stream) {
 
 absl::Status NcclTransport::Wait() {
   return supervisor_.Wait([this] {
-    const absl::StatusOr<std::vector<uint32_t>> offers =
-        GatherStructs(control(), uint32_t{offers_replay_}, "end of refit",
-                      Later(deadline_, kLastWords));
-    all_replay_ = offers.ok() &&
-                  std::find(offers->begin(), offers->end(), 0) == offers->end();
+    const auto offers =
+        CompareStructs(control(), uint32_t{offers_replay_}, "end of refit",
+                       Later(deadline_, kLastWords));
+    all_replay_ = offers.ok() && offers_replay_ && offers->size() == 1;
     return offers.status();
   });
 }

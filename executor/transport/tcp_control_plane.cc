@@ -30,15 +30,7 @@ using std::chrono::seconds;
 
 constexpr seconds kGoodbyeTime{2};
 
-absl::StatusOr<std::vector<std::string>> ParseResult(std::string_view payload,
-                                                     size_t count) {
-  PayloadReader reader(payload);
-  std::vector<std::string> result;
-  if (reader.U64() == count) {
-    result.reserve(count);
-    for (size_t i = 0; i < count; ++i) result.push_back(reader.String());
-    if (reader.Complete()) return result;
-  }
+absl::Status Unreadable() {
   return absl::InternalError("rank 0 sent a result that cannot be read");
 }
 
@@ -67,7 +59,7 @@ class TcpControlPlane : public ControlPlane {
     std::lock_guard lock(mutex_);
     return std::exchange(missed_, false);
   }
-  absl::StatusOr<std::vector<std::string>> AllGather(
+  absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
       std::string_view mine, std::string_view what, Deadline deadline) override;
   absl::StatusOr<std::vector<std::string>> Exchange(
       std::string_view mine, absl::Span<const int32_t> to,
@@ -178,12 +170,18 @@ uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {
   return frame.step;
 }
 
-absl::StatusOr<std::vector<std::string>> TcpControlPlane::AllGather(
+absl::StatusOr<std::vector<OfRank<std::string>>> TcpControlPlane::Compare(
     std::string_view mine, std::string_view what, Deadline deadline) {
-  absl::StatusOr<std::string> result =
-      Collect(CollectiveKind::kAllGather, mine, {}, {}, what, deadline);
+  const absl::StatusOr<std::string> result =
+      Collect(CollectiveKind::kCompare, mine, {}, {}, what, deadline);
   if (!result.ok()) return result.status();
-  return ParseResult(*result, world_size_);
+  const auto values = control::ParseResult(*result);
+  if (!values.has_value() || values->empty()) return Unreadable();
+  std::vector<OfRank<std::string>> told;
+  for (const auto& [rank, value] : *values) {
+    told.push_back({rank, std::string(value)});
+  }
+  return told;
 }
 
 absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
@@ -192,10 +190,14 @@ absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
   absl::Status status = CheckRanks(to, what);
   if (status.ok()) status = CheckRanks(from, what);
   if (!status.ok()) return FailOnAll(status);
-  absl::StatusOr<std::string> result =
+  const absl::StatusOr<std::string> result =
       Collect(CollectiveKind::kExchange, mine, to, from, what, deadline);
   if (!result.ok()) return result.status();
-  return ParseResult(*result, from.size());
+  const auto given = control::ParseResult(*result);
+  if (!given.has_value() || given->size() != from.size()) return Unreadable();
+  std::vector<std::string> values;
+  for (const auto& of_peer : *given) values.emplace_back(of_peer.value);
+  return values;
 }
 
 // One collective: gives the server this rank's part, and waits for its word.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/transport/gathered_structs.h"
+#include "executor/transport/compared_structs.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/last_words.h"
 #include "executor/transport/ucx_api.h"
@@ -205,7 +205,7 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   }
   status = TouchEdges(edges, deadline);
   if (!status.ok()) return status;
-  status = control().AllGather("", "touching the edges", deadline).status();
+  status = control().Compare("", "touching the edges", deadline).status();
   if (!status.ok()) return Fail(status);
   is_whole_ = true;
   return absl::OkStatus();
@@ -228,20 +228,17 @@ absl::Status UcxTransport::AgreeOnVersion(bool takes_part, Deadline deadline) {
     api_ = *std::move(api);
   }
   const uint32_t mine = takes_part ? api_->version : 0;
-  const absl::StatusOr<std::vector<uint32_t>> versions =
-      GatherStructs(control(), mine, "loading UCX", deadline);
+  auto versions = CompareStructs(control(), mine, "loading UCX", deadline);
   if (!versions.ok()) return Fail(versions.status());
-  const auto first =
-      std::find_if(versions->begin(), versions->end(),
-                   [](uint32_t version) { return version != 0; });
-  const auto other = std::find_if(
-      first, versions->end(),
-      [&](uint32_t version) { return version != 0 && version != *first; });
-  if (other == versions->end()) return absl::OkStatus();
-  return Fail(absl::FailedPreconditionError(absl::StrCat(
-      "UCX version differs: ", ucx::VersionText(*first), " on rank ",
-      first - versions->begin(), ", ", ucx::VersionText(*other), " on rank ",
-      other - versions->begin())));
+  std::erase_if(*versions, [](const auto& v) { return v.value == 0; });
+  if (versions->size() <= 1) return absl::OkStatus();
+  const auto text = [](const OfRank<uint32_t>& version) {
+    return absl::StrCat(ucx::VersionText(version.value), " on rank ",
+                        version.rank);
+  };
+  return Fail(absl::FailedPreconditionError(
+      absl::StrCat("UCX version differs: ", text((*versions)[0]), ", ",
+                   text((*versions)[1]))));
 }
 
 absl::Status UcxTransport::MakeWorker(const std::vector<int32_t>& peers,
@@ -289,8 +286,8 @@ absl::Status UcxTransport::TouchEdges(absl::Span<const Edge> edges,
 absl::Status UcxTransport::Handshake(const HandshakeRecord& record,
                                      Deadline deadline) {
   BeginStep(PurposeOf(record.stage));
-  const absl::StatusOr<std::vector<HandshakeRecord>> records =
-      GatherStructs(control(), record, NameOf(record.stage), deadline);
+  const auto records =
+      CompareStructs(control(), record, NameOf(record.stage), deadline);
   return records.ok() ? CompareRecords(*records) : records.status();
 }
 
@@ -345,7 +342,7 @@ absl::Status UcxTransport::EndRefit(Stream) {
     deciding_ = true;
   }
   status = control()
-               .AllGather("", "end of refit", Later(deadline_, kLastWords))
+               .Compare("", "end of refit", Later(deadline_, kLastWords))
                .status();
   {
     std::lock_guard lock(mutex_);

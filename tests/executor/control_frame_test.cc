@@ -64,6 +64,24 @@ TEST(PayloadStatusTest, CodeOfAnotherVersionIsUnknown) {
             absl::UnauthenticatedError("!"));
 }
 
+TEST(ResultPayloadTest, WhatIsNoResultIsRefused) {
+  const std::string payload = ResultPayload({{3, "abc"}, {-1, ""}});
+  EXPECT_EQ(payload.size(), ResultBytes({{3, "abc"}, {-1, ""}}));
+  const auto results = ParseResult(payload);
+  ASSERT_TRUE(results.has_value());
+  ASSERT_EQ(results->size(), 2u);
+  EXPECT_EQ(results->front().rank, 3);
+  EXPECT_EQ(results->front().value, "abc");
+  EXPECT_EQ(results->back().rank, -1);
+  EXPECT_EQ(results->back().value, "");
+  for (size_t size = 0; size < payload.size(); ++size) {
+    EXPECT_FALSE(ParseResult(payload.substr(0, size)).has_value()) << size;
+  }
+  EXPECT_FALSE(ParseResult(payload + "x").has_value());
+  // A count that would take all memory.
+  EXPECT_FALSE(ParseResult(PayloadWriter().U64(1ull << 60).Take()).has_value());
+}
+
 TEST(HandshakeRecordTest, FieldsTravelOneByOne) {
   const HandshakeRecord record = {.stage = HandshakeStage::kBind,
                                   .ready = false,

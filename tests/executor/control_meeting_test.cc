@@ -74,16 +74,16 @@ TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
                            .sequence = sequence,
                            .rank = 2,
                            .payload = control::ContributionPayload(
-                               control::CollectiveKind::kAllGather, 60'000,
-                               "plans", {}, {}, "")}));
+                               control::CollectiveKind::kExchange, 60'000,
+                               "plans", {0, 1, 2}, {0, 1, 2}, "")}));
   }
   const std::string megabyte(1 << 20, 'x');
   for (const Gathered& gathered : GatherOn({0, 1}, [&](int32_t rank) {
          for (uint64_t i = 1; i < kGathers; ++i) {
            EXPECT_TRUE(
-               planes_[rank]->AllGather(megabyte, "plans", Ample()).ok());
+               GatherAll(*planes_[rank], megabyte, "plans", Ample()).ok());
          }
-         return planes_[rank]->AllGather(megabyte, "plans", Ample());
+         return GatherAll(*planes_[rank], megabyte, "plans", Ample());
        })) {
     EXPECT_TRUE(gathered.ok()) << gathered.status();
   }
@@ -104,7 +104,7 @@ TEST_F(ControlMeetingTest, RankThatDoesNotKeepToTheProtocolIsNamed) {
 TEST_F(ControlMeetingTest, RankThatDiesBeforeAllHaveMetMayComeAgain) {
   std::vector<std::string> gathered(3);
   const auto gather = [&](ControlPlane& plane) {
-    gathered[plane.rank()] = Joined(plane.AllGather("", "ids", Ample()));
+    gathered[plane.rank()] = Joined(GatherAll(plane, "", "ids", Ample()));
   };
   OnRanks({0, 1}, [&](int32_t rank) {
     if (rank == 0) return gather(**Connect(0, 3));
@@ -353,8 +353,8 @@ TEST_F(ControlMeetingTest, InterruptionEndsTheMeetingOnAllRanks) {
 
 // Longer than what a rank reads of a stranger.
 const std::string& WrongMesh() {
-  static const auto& text = *new std::string("wrong mesh" +
-                                             std::string(5000, '.'));
+  static const auto& text =
+      *new std::string("wrong mesh" + std::string(5000, '.'));
   return text;
 }
 
@@ -410,8 +410,7 @@ TEST_F(ControlMeetingTest, RankZeroOfNoWorldEndsNothing) {
 
 TEST_F(ControlMeetingTest, MeetingOfAllRanksGoesOn) {
   MakeWorld(2);
-  ExpectStatus(EndFor(Rendezvous(1, 2)),
-               absl::StatusCode::kFailedPrecondition,
+  ExpectStatus(EndFor(Rendezvous(1, 2)), absl::StatusCode::kFailedPrecondition,
                "all ranks have met already, so the meeting cannot be ended");
   for (const Gathered& gathered :
        GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +44,14 @@ inline std::string Joined(const Gathered& gathered) {
   std::string text;
   for (const std::string& part : *gathered) text += "[" + part + "]";
   return text;
+}
+
+// Every rank's `mine`, by rank.
+inline Gathered GatherAll(ControlPlane& plane, std::string_view mine,
+                          std::string_view what, Deadline deadline) {
+  std::vector<int32_t> everyone(static_cast<size_t>(plane.world_size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return plane.Exchange(mine, everyone, everyone, what, deadline);
 }
 
 class ControlPlaneTest : public testing::Test {
@@ -91,8 +101,8 @@ class ControlPlaneTest : public testing::Test {
   }
   Gathered Gather(int32_t rank, const std::string& what = "ids",
                   Deadline deadline = Ample()) {
-    return planes_[rank]->AllGather("of " + std::to_string(rank), what,
-                                    deadline);
+    return GatherAll(*planes_[rank], "of " + std::to_string(rank), what,
+                     deadline);
   }
 
   const uint16_t port_ = FreePort();

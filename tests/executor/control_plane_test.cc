@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "executor/transport/collective_steps.h"
 #include "tests/executor/control_plane_fixture.h"
 
@@ -35,7 +36,7 @@ TEST_F(ControlPlaneTest, OneRankNeedsNoPort) {
   ASSERT_TRUE(plane.ok()) << plane.status();
   EXPECT_EQ((*plane)->world_size(), 1);
   (*plane)->BeginStep();
-  EXPECT_EQ(Joined((*plane)->AllGather("me", "ids", Ample())), "[me]");
+  EXPECT_EQ(Joined(GatherAll(**plane, "me", "ids", Ample())), "[me]");
 }
 
 TEST_F(ControlPlaneTest, MeetsAtAHostName) {
@@ -43,7 +44,7 @@ TEST_F(ControlPlaneTest, MeetsAtAHostName) {
   OnRanks({0, 1}, [&](int32_t rank) {
     auto plane = ConnectTcp({"localhost", port_, rank, 2}, Ample());
     ASSERT_TRUE(plane.ok()) << plane.status();
-    gathered[rank] = Joined((*plane)->AllGather("", "ids", Ample()));
+    gathered[rank] = Joined(GatherAll(**plane, "", "ids", Ample()));
   });
   EXPECT_EQ(gathered, std::vector<std::string>({"[][]", "[][]"}));
 }
@@ -54,11 +55,58 @@ TEST_F(ControlPlaneTest, EmptyAndLargePartsArrive) {
     return std::string(rank * (size_t{4} << 20), static_cast<char>(rank));
   };
   for (const Gathered& gathered : GatherOn({0, 1, 2}, [&](int32_t rank) {
-         return planes_[rank]->AllGather(part(rank), "plans", Ample());
+         return GatherAll(*planes_[rank], part(rank), "plans", Ample());
        })) {
     ASSERT_TRUE(gathered.ok()) << gathered.status();
     EXPECT_EQ(*gathered, std::vector<std::string>({part(0), part(1), part(2)}));
   }
+}
+
+// Each value with its first rank: "0:a 2:b".
+std::string ComparedBy(ControlPlane& plane, std::string_view mine,
+                       std::string_view what = "ids") {
+  const auto values = plane.Compare(mine, what, Ample());
+  if (!values.ok()) return std::string(values.status().message());
+  std::string text;
+  for (const auto& [rank, value] : *values) {
+    absl::StrAppend(&text, text.empty() ? "" : " ", rank, ":", value);
+  }
+  return text;
+}
+
+TEST_F(ControlPlaneTest, ComparesValuesByTheirFirstRank) {
+  MakeWorld(5);
+  struct Case {
+    std::vector<std::string> values;  // by rank
+    std::string told;
+  };
+  for (const Case& of : {Case{{"a", "a", "a", "a", "a"}, "0:a"},
+                         Case{{"a", "b", "a", "b", ""}, "0:a 1:b 4:"},
+                         Case{{"", "", "", "", "x"}, "0: 4:x"}}) {
+    OnRanks({0, 1, 2, 3, 4}, [&](int32_t rank) {
+      EXPECT_EQ(ComparedBy(*planes_[rank], of.values[rank]), of.told);
+    });
+  }
+}
+
+TEST_F(ControlPlaneTest, ComparesNoMoreThanTheFirstValues) {
+  MakeWorld(10);
+  OnRanks({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, [&](int32_t rank) {
+    EXPECT_EQ(ComparedBy(*planes_[rank], absl::StrCat("v", rank)),
+              "0:v0 1:v1 2:v2 3:v3 4:v4 5:v5 6:v6 7:v7");
+  });
+}
+
+TEST_F(ControlPlaneTest, ComparisonAndExchangeAreDifferentCalls) {
+  MakeWorld(2);
+  std::vector<std::string> said(2);
+  OnRanks({0, 1}, [&](int32_t rank) {
+    said[rank] = rank == 0 ? ComparedBy(*planes_[0], "")
+                           : std::string(Gather(1).status().message());
+  });
+  EXPECT_EQ(said[0], said[1]);
+  EXPECT_NE(said[0].find("rank 0 is in comparison \"ids\""), std::string::npos)
+      << said[0];
 }
 
 TEST_F(ControlPlaneTest, ExchangeDeliversOnlyToTheNamed) {
@@ -118,15 +166,14 @@ TEST_F(ControlPlaneTest, RanksInDifferentCallsAreNamed) {
   for (const Gathered& result : results) {
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
     EXPECT_EQ(result.status().message(), results[0].status().message());
-    EXPECT_TRUE(
-        result.status().message() ==
-            one +
-                "rank 0 is in all-gather \"ids\", rank 1 in all-gather "
-                "\"plans\"" ||
-        result.status().message() ==
-            one +
-                "rank 1 is in all-gather \"plans\", rank 0 in all-gather "
-                "\"ids\"")
+    EXPECT_TRUE(result.status().message() ==
+                    one +
+                        "rank 0 is in exchange \"ids\", rank 1 in exchange "
+                        "\"plans\"" ||
+                result.status().message() ==
+                    one +
+                        "rank 1 is in exchange \"plans\", rank 0 in exchange "
+                        "\"ids\"")
         << result.status();
   }
 }
@@ -196,14 +243,13 @@ TEST_F(ControlPlaneTest, ARankThatWasNotCalledKnowsIt) {
        {std::pair("sharing", true), std::pair("handshake", false)}) {
     SCOPED_TRACE(what);
     planes_[0]->BeginStep();
-    EXPECT_FALSE(planes_[0]
-                     ->AllGather("", what,
-                                 std::chrono::steady_clock::now() +
-                                     std::chrono::milliseconds(100))
+    EXPECT_FALSE(GatherAll(*planes_[0], "", what,
+                           std::chrono::steady_clock::now() +
+                               std::chrono::milliseconds(100))
                      .ok());
     EXPECT_FALSE(planes_[0]->TakeMissedStep());
     planes_[1]->BeginStep();
-    EXPECT_FALSE(planes_[1]->AllGather("", what, Ample()).ok());
+    EXPECT_FALSE(GatherAll(*planes_[1], "", what, Ample()).ok());
     EXPECT_EQ(planes_[1]->TakeMissedStep(), missed);
   }
 }
@@ -364,7 +410,7 @@ TEST_F(ControlPlaneTest, ResultsReachRanksOfWhichOthersCloseAtOnce) {
     const auto results = GatherOn({0, 1, 2}, [&](int32_t rank) -> Gathered {
       auto plane = Connect(rank, 3);
       if (!plane.ok()) return plane.status();
-      return (*plane)->AllGather(std::string(100'000, 'x'), "ids", Ample());
+      return GatherAll(**plane, std::string(100'000, 'x'), "ids", Ample());
     });
     for (const Gathered& gathered : results) {
       ASSERT_TRUE(gathered.ok()) << gathered.status();
@@ -401,7 +447,7 @@ class DyingRank {
     auto plane = ConnectTcp(rendezvous, Ample());
     if (!plane.ok()) _exit(1);
     (*plane)->BeginStep();
-    if (!(*plane)->AllGather("dying", "ids", Ample()).ok()) _exit(1);
+    if (!GatherAll(**plane, "dying", "ids", Ample()).ok()) _exit(1);
     char order;
     if (death_ == Death::kIsKilledButNotItsChild && fork() == 0) {
       while (read(order_[0], &order, 1) > 0) continue;  // to the test's end
@@ -482,7 +528,7 @@ TEST_F(ControlPlaneTest, ManyRanksMeetInOneProcessWithFewDescriptors) {
                 ASSERT_TRUE(plane.ok()) << plane.status();
                 const std::string mine(100, static_cast<char>(rank));
                 const Gathered gathered =
-                    (*plane)->AllGather(mine, "ids", Ample());
+                    GatherAll(**plane, mine, "ids", Ample());
                 ASSERT_TRUE(gathered.ok()) << gathered.status();
                 for (int32_t peer = 0; peer < kRanks; ++peer) {
                   complete += (*gathered)[peer] ==

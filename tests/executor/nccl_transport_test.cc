@@ -480,10 +480,10 @@ class SlowControl : public ControlPlane {
     }
     return step;
   }
-  absl::StatusOr<std::vector<std::string>> AllGather(
+  absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
       std::string_view mine, std::string_view what,
       Deadline deadline) override {
-    return inner_->AllGather(mine, what, deadline);
+    return inner_->Compare(mine, what, deadline);
   }
   absl::StatusOr<std::vector<std::string>> Exchange(
       std::string_view mine, absl::Span<const int32_t> to,

@@ -25,8 +25,12 @@ void Require(bool holds) {
   if (!holds) std::abort();
 }
 
-// What all ranks tell each other.
-void ReadGathered(const std::string& payload) {
+// What ranks tell each other.
+void ReadTold(const std::string& payload) {
+  if (const auto results = control::ParseResult(payload)) {
+    Require(control::ResultPayload(*results) == payload);
+    Require(control::ResultBytes(*results) == payload.size());
+  }
   PayloadReader reader(payload);
   refit::HandshakeRecord record;
   ReadFields(reader, record);
@@ -34,7 +38,7 @@ void ReadGathered(const std::string& payload) {
     PayloadWriter writer;
     WriteFields(record, writer);
     Require(writer.Take() == payload);
-    (void)refit::CompareRecords({record, record});
+    (void)refit::CompareRecords({{0, record}, {1, record}});
   }
   PayloadReader of_id(payload);
   refit::nccl::UniqueId id = {};
@@ -85,7 +89,7 @@ void Do(const control::Frame& frame, control::CollectiveSteps& steps) {
       break;
     case control::FrameType::kWelcome:
     case control::FrameType::kResult:
-      ReadGathered(frame.payload);
+      ReadTold(frame.payload);
       break;
     case control::FrameType::kRefused:
     case control::FrameType::kLater:

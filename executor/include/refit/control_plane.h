@@ -26,11 +26,24 @@ enum class StepPurpose : uint8_t {
   kCheck = 2,  // agreeing on the check of a refit, before that begins
 };
 
-// One rank's end. BeginStep, AllGather and Exchange are collective: all ranks
+// What a rank gives or says.
+template <typename Value>
+struct OfRank {
+  int32_t rank = 0;
+  Value value = {};
+};
+
+// One rank's end. BeginStep, Compare and Exchange are collective: all ranks
 // call them in the same order, from one thread of each rank. A step that fails
 // on one rank fails on all; the next step starts afresh, unless a rank is gone.
+//
+// No call gives each rank what each other one says: rank 0 would send the
+// square of their number, 64 million values among 8,192 ranks.
 class ControlPlane {
  public:
+  // Compare tells no more values than these.
+  static constexpr size_t kValuesMax = 8;
+
   using Deadline = std::chrono::steady_clock::time_point;
 
   virtual ~ControlPlane() = default;
@@ -50,13 +63,15 @@ class ControlPlane {
   // same step: false.
   virtual bool TakeMissedStep() { return false; }
 
-  // Every rank's `mine`, by rank. Errors: kDeadlineExceeded, naming `what`, how
-  // many ranks did not come and the first of them; kAborted (or
-  // kDeadlineExceeded, when that was the aborting rank's reason), with the rank
-  // and its message; kUnavailable, naming a rank whose process is gone or which
-  // has closed its end; kInternal, two ranks are in different calls, both
-  // named; kResourceExhausted, over 256 MiB.
-  virtual absl::StatusOr<std::vector<std::string>> AllGather(
+  // Each of the values that ranks give as `mine`, once, with the first rank
+  // that gives it, by that rank: one value if all are equal, never more than
+  // the first kValuesMax. Errors: kDeadlineExceeded, naming `what`, how many
+  // ranks did not come and the first of them; kAborted (or kDeadlineExceeded,
+  // when that was the aborting rank's reason), with the rank and its message;
+  // kUnavailable, naming a rank whose process is gone or which has closed its
+  // end; kInternal, two ranks are in different calls, both named;
+  // kResourceExhausted, over 256 MiB.
+  virtual absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
       std::string_view mine, std::string_view what, Deadline deadline) = 0;
 
   // Gives `mine` to each rank of `to`; returns, when all ranks have come, what
