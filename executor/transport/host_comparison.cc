@@ -1,7 +1,9 @@
 #include "executor/transport/host_comparison.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,6 +13,17 @@ namespace refit {
 namespace {
 
 using Ranks = std::vector<int32_t>;
+
+// Hosts that a line names, and lines: all ranks are told them.
+constexpr size_t kNamedMax = 8;
+
+// The first of `hosts`, and how many more there are.
+std::string FirstHosts(std::vector<std::string> hosts) {
+  const size_t more = hosts.size() - std::min(hosts.size(), kNamedMax);
+  hosts.resize(hosts.size() - more);
+  return absl::StrCat(absl::StrJoin(hosts, "; "),
+                      more > 0 ? absl::StrCat("; and ", more, " more") : "");
+}
 
 // The ranks of each value of `inner`, for each value of `outer`.
 template <typename Outer, typename Inner>
@@ -41,7 +54,7 @@ std::vector<std::string> CompareHosts(absl::Span<const uint32_t> planned,
     }
     lines.push_back(
         absl::StrCat("the plan has these ranks on one host, but they run on ",
-                     parts.size(), ": ", absl::StrJoin(hosts, "; "),
+                     parts.size(), ": ", FirstHosts(std::move(hosts)),
                      ". Give the job a topology that says where ranks are"));
   }
   for (const auto& [where, parts] : Group(real, planned)) {
@@ -54,8 +67,13 @@ std::vector<std::string> CompareHosts(absl::Span<const uint32_t> planned,
     }
     lines.push_back(
         absl::StrCat("these ranks all run on \"", host, "\", but the plan has ",
-                     absl::StrJoin(hosts, "; "),
+                     FirstHosts(std::move(hosts)),
                      ": what moves between them takes the way of the network"));
+  }
+  if (lines.size() > kNamedMax) {
+    const size_t more = lines.size() - kNamedMax;
+    lines.resize(kNamedMax);
+    lines.push_back(absl::StrCat(more, " more hosts differ from the plan"));
   }
   return lines;
 }

@@ -13,8 +13,8 @@ namespace refit {
 
 // A line for each host of the plan whose ranks run on several hosts, then one
 // for each host whose ranks the plan has on several: which ranks, on which
-// hosts. All three by rank: the plan's hosts, what tells the real ones apart,
-// and what they are called.
+// hosts. Only the first are named where many differ. All three by rank: the
+// plan's hosts, what tells the real ones apart, and what they are called.
 std::vector<std::string> CompareHosts(absl::Span<const uint32_t> planned,
                                       absl::Span<const std::string> real,
                                       absl::Span<const std::string> names);

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "executor/device/host_identity.h"
 
 namespace refit {
@@ -33,6 +34,30 @@ TEST(HostComparisonTest, RanksThatThePlanHasApartAndTheWorldTogether) {
       Names{"these ranks all run on \"a\", but the plan has rank 0 on host 0; "
             "ranks 1, 2 on host 1: what moves between them takes the way of "
             "the network"});
+}
+
+// Each rank is told them.
+TEST(HostComparisonTest, ManyHostsAreCounted) {
+  Hosts together;
+  Hosts apart;
+  Names real;
+  for (uint32_t host = 0; host < 100; ++host) {
+    for (int rank = 0; rank < 2; ++rank) {
+      together.push_back(0);
+      apart.push_back(2 * host + static_cast<uint32_t>(rank));
+      real.push_back(absl::StrCat("h", host));
+    }
+  }
+  const Names one = CompareHosts(together, real, real);
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_NE(one[0].find("run on 100: ranks 0, 1 on \"h0\"; "),
+            std::string::npos);
+  EXPECT_NE(one[0].find("; ranks 30, 31 on \"h15\"; and 92 more. Give"),
+            std::string::npos)
+      << one[0];
+  const Names many = CompareHosts(apart, real, real);
+  ASSERT_EQ(many.size(), 9u);
+  EXPECT_EQ(many[8], "92 more hosts differ from the plan");
 }
 
 Edge EdgeTo(int32_t peer, fb::Route route) {
