@@ -882,7 +882,7 @@ absl::Status Executor::PerformHooks() {
   return absl::OkStatus();
 }
 
-void Executor::Close() {
+void Executor::Close(const std::function<void()>& leave) {
   if (state_ == ExecutorState::kRunning) {
     options_.transport->Abort(absl::CancelledError(
         absl::StrCat("rank ", options_.rank, " was closed before Wait")));
@@ -890,6 +890,7 @@ void Executor::Close() {
     // could hold up in the driver what ends it.
     (void)options_.transport->Wait();
   }
+  if (leave != nullptr) leave();
   enqueuer_.reset();
   bound_.reset();
   staging_.reset();

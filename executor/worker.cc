@@ -111,7 +111,9 @@ absl::Status Worker::Call(const std::function<absl::Status(Executor&)>& call,
 }
 
 void Worker::Close() {
-  executor_->Close();
+  executor_->Close([this] {
+    if (transport_ != nullptr) transport_->Leave();
+  });
   // Nothing gets past the state of a closed executor to its transport.
   transport_.reset();
 }

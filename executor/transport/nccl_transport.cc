@@ -126,7 +126,7 @@ class NcclTransport : public Transport, private Fence {
       supervisor_.Hear(step, s);
     });
   }
-  ~NcclTransport() override;
+  ~NcclTransport() override { NcclTransport::Leave(); }
 
   int32_t rank() const override { return options_.meeting.rank(); }
   int32_t world_size() const override { return options_.meeting.world_size(); }
@@ -159,6 +159,7 @@ class NcclTransport : public Transport, private Fence {
   absl::Status AwaitOwnEnd() override { return supervisor_.AwaitOver(); }
   absl::Status Wait() override;
   void Abort(const absl::Status& status) override { supervisor_.Abort(status); }
+  void Leave() override;
 
  private:
   // Of the fence of its links, with what failed the refit if that ended it.
@@ -236,7 +237,7 @@ class NcclTransport : public Transport, private Fence {
   RefitSupervisor supervisor_;  // ends before what it uses
 };
 
-NcclTransport::~NcclTransport() {
+void NcclTransport::Leave() {
   // Freeing what a waiting kernel uses would wait for it.
   supervisor_.Close();
   // Before anything that its callback touches is gone.

@@ -52,6 +52,7 @@ class UcxTransport : public Transport {
   // Every call above returns when its work is done.
   absl::Status Wait() override { return absl::OkStatus(); }
   void Abort(const absl::Status& status) override;
+  void Leave() override { meeting_.Close(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "refit/worker.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/transport_conformance.h"
@@ -505,6 +506,74 @@ class SlowControl : public ControlPlane {
   std::atomic<bool>& fails_;
   std::string& log_;
 };
+
+class FarewellControl : public SlowControl {
+ public:
+  FarewellControl(std::unique_ptr<ControlPlane> inner, std::atomic<bool>& fails,
+                  std::string& log)
+      : SlowControl(std::move(inner), fails, log), farewell_(log) {}
+  ~FarewellControl() override { farewell_ += "left;"; }
+
+ private:
+  std::string& farewell_;
+};
+
+// Its memory says when it is freed.
+class FreeingDevice : public HostDevice {
+ public:
+  explicit FreeingDevice(std::string& log) : log_(log) {}
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
+      uint64_t size_bytes) override {
+    auto memory = HostDevice::Allocate(size_bytes);
+    if (!memory.ok()) return memory.status();
+    return std::make_unique<Memory>(*std::move(memory), log_);
+  }
+
+ private:
+  class Memory : public DeviceMemory {
+   public:
+    Memory(std::unique_ptr<DeviceMemory> inner, std::string& log)
+        : DeviceMemory(inner->data(), inner->size_bytes()),
+          inner_(std::move(inner)),
+          log_(log) {}
+    ~Memory() override { log_ += "freed;"; }
+
+   private:
+    const std::unique_ptr<DeviceMemory> inner_;
+    std::string& log_;
+  };
+
+  std::string& log_;
+};
+
+// To free waits for all work of a GPU, which may take long, or for ever where
+// an abort was left behind: the others do not wait for that.
+TEST_F(NcclTransportTest, CloseSaysGoodbyeBeforeItFrees) {
+  const PlanFile plan = CompiledPlan(ReshardJob(1, 1, R"("peer": "staged")"));
+  const TcpRendezvous meeting = *LoopbackRendezvous(2);
+  EXPECT_TRUE(RunRankThreads(2, [&](int32_t rank) {
+                fake_nccl_set_rank(rank);
+                std::string log;
+                std::atomic<bool> fails;
+                TcpRendezvous mine = meeting;
+                mine.rank = rank;
+                WorkerOptions options;
+                options.plan = std::shared_ptr<const PlanFile>(
+                    std::shared_ptr<void>(), &plan);
+                options.device = std::make_shared<FreeingDevice>(log);
+                options.meeting = Meeting(std::make_unique<FarewellControl>(
+                    *ConnectTcp(mine, Ample()), fails, log));
+                options.wire = Wire::kNccl;
+                options.executor.rank = rank;
+                const auto worker = *Worker::Create(std::move(options));
+                const absl::Status status =
+                    worker->executor().Connect(std::chrono::minutes(1));
+                ASSERT_TRUE(status.ok()) << status;
+                log.clear();
+                worker->Close();
+                EXPECT_EQ(log.substr(0, 11), "left;freed;");
+              }).ok());
+}
 
 // The first of two refits in flight fails while the second begins: that must
 // not be told before this rank is in the second's step, nor be forgotten there.

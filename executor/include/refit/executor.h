@@ -387,8 +387,10 @@ class Executor {
       Stream stream = nullptr, const DigestOptions& options = {});
 
   // Frees everything but the plan. Idempotent. It aborts a refit that nobody
-  // waited for.
-  void Close();
+  // waited for. `leave` is called, if it is not null, when nothing of this rank
+  // is under way: to free waits for all work of a device, and what others are
+  // to hear is better said before.
+  void Close(const std::function<void()>& leave = nullptr);
 
   // Of the last calls of each kind.
   const std::vector<Notice>& notices() const { return notices_; }

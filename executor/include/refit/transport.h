@@ -176,6 +176,10 @@ class Transport {
 
   // Fails the step this rank is in, on all ranks, with `status`. Thread-safe.
   virtual void Abort(const absl::Status& status) = 0;
+
+  // Ends what is under way and tells the others that this rank comes to no
+  // further call. Only the destructor may follow, which else does this.
+  virtual void Leave() {}
 };
 
 }  // namespace refit

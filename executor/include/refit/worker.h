@@ -79,7 +79,8 @@ class Worker {
   // Thread-safe.
   void Interrupt() { interrupted_ = true; }
 
-  // Closes the executor and ends the transport. Idempotent.
+  // Says goodbye to the other ranks, closes the executor and ends the
+  // transport. Idempotent.
   void Close();
 
  private:
