@@ -12,6 +12,7 @@ from typing import Any, Optional
 from refit import modules
 from refit.errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument
 from refit.executor import DeltaReport, Executor, join
+from refit.names import are_at_other_addresses
 from refit.plan import Plan
 from refit.tensors import local_part, locator, view, words_view
 from refit.workers import GRACE_SECONDS, end_meeting
@@ -338,8 +339,8 @@ class Sender:
                                      f"missing {missing[:3]}, unexpected {unexpected[:3]}")
         moved = [name for name in addresses if addresses[name] != self._bound[name]]
         if moved:
-            raise FailedPrecondition(f'"{moved[0]}" and {len(moved) - 1} more tensors are at other addresses than at the first '
-                                     f"update: something replaced or moved them. Refit reads the trainer's own memory: {self.keep_them_there}")
+            raise FailedPrecondition(f"{are_at_other_addresses(moved)} than at the first update: "
+                                     f" something replaced or moved them. Refit reads the trainer's own memory: {self.keep_them_there}")
 
     def close(self) -> None:
         if self._executor is not None:

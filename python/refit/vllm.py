@@ -25,6 +25,7 @@ from refit import vllm_cores, vllm_driver, vllm_sleep, weight_memory, workers
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.names import shown
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
 from refit.workers import Reply, WorkerError, checked
@@ -233,7 +234,7 @@ def refusal_of_packed(executor: Executor, parameters: Mapping[str, Any]) -> str:
     planned = executor.plan.tensors(executor.rank)
     packed = [name for name, tensor in parameters.items() if name in planned and 0 in tensor.shape and 0 not in planned[name].shape]
     return "" if not packed else (
-        f"vLLM emptied {workers.shown(packed)} after loading: its kernels for CPUs keep weights packed, in an order that no plan "
+        f"vLLM emptied {shown(packed)} after loading: its kernels for CPUs keep weights packed, in an order that no plan "
         "has. Serve on GPUs")
 
 
@@ -317,7 +318,7 @@ def refusal_after_sleep(executor: Executor, model: Any) -> str:
         return ""
     lost = workers.left_alone([name for name in tensors_of(model)[0] if name in discarded], towers_of(model), executor)
     return "" if not lost else (
-        f"vLLM slept at level 2 (or at an unknown level, before refit_init), which discarded {workers.shown(lost)}, and no refit writes "
+        f"vLLM slept at level 2 (or at an unknown level, before refit_init), which discarded {shown(lost)}, and no refit writes "
         "all of that: sleep at level 1, or keep these by sleep_preserve_parameter_names; under verl set rollout.free_cache_engine=False. "
         "reload_weights loads them again")
 

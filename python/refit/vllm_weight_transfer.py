@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
 from refit import vllm_begin_end, vllm_driver, vllm_sleep
 from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
+from refit.names import are_at_other_addresses
 from refit.trainers import Taken, addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
@@ -286,7 +287,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             executor.close()
             self.executor = None
             raise FailedPrecondition(
-                f"\"{moved[0]}\" and {len(moved) - 1} more tensors are at other addresses than when the trainer bound; Refit reads "
+                f"{are_at_other_addresses(moved)} than when the trainer bound; Refit reads "
                 "the trainer's own memory: yield the live shards, not copies, and write the bits of changes into the bitmaps that are "
                 "bound, or bind anew on all trainers (send_weights(bind=True))")
 

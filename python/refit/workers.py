@@ -11,6 +11,7 @@ from typing import Any, Optional
 from refit import lora, rendezvous
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.names import shown
 from refit.plan import Plan
 from refit.requirements import Comparison
 from refit.requirements import refusal_of as requirements_refusal
@@ -202,10 +203,6 @@ def run(executor: Executor, refusal: str, *, timeout: float, check: bool, dense:
         raise FailedPrecondition(f"{refusal}\n{error}") from error
     if refusal:
         raise FailedPrecondition(refusal)
-
-
-def shown(names: Sequence[str]) -> str:
-    return f'"{names[0]}"' + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
 
 
 def left_alone(names: Iterable[str], towers: Sequence[str], executor: Executor) -> list[str]:

@@ -145,7 +145,7 @@ def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
     # Refits read and clear the bits where they were at the first update.
     tensors[1]["layers.0.weight"].refit_changes = np.zeros(1, "u4")
     told = update(lambda rank: receivers[rank].run(timeout=0.5))
-    assert '"layers.0.weight.refit_changes" and 0 more tensors are at other addresses' in str(told[1])
+    assert '"layers.0.weight.refit_changes" is at another address' in str(told[1])
     assert all(told) and senders[1].delta_report is None
 
 

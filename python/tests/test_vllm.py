@@ -183,8 +183,8 @@ def test_an_engine_with_lora_is_refused_by_that_name(trainer_and_worker):
         with pytest.raises(refit.Aborted, match="the meeting was ended: this engine has LoRA switched on"):
             joined.result()
     assert error == (
-        'FailedPrecondition: this engine has LoRA switched on: "model.layers.0.self_attn.qkv_proj.base_layer.weight" and 1 more tensors '
-        "are those of adapted modules. Refit moves whole weights, into which a trainer has merged its adapters: start vLLM without "
+        'FailedPrecondition: this engine has LoRA switched on: "model.layers.0.self_attn.qkv_proj.base_layer.weight" and 1 more tensor '
+        "are of adapted modules. Refit moves whole weights, into which a trainer has merged its adapters: start vLLM without "
         "enable_lora")
     for name in ("base_model.model.layers.0.q_proj.lora_A.default.weight", "q_proj.lora_B.weight"):
         assert lora.refusal_of([name], "the trainer", "do not") != ""
@@ -515,7 +515,7 @@ def sleeper(trainer_and_worker):
     return make
 
 
-LOST = ('which discarded "model.layers.0.self_attn.qkv_proj.weight" and 1 more tensors, and no refit writes all of '
+LOST = ('which discarded "model.layers.0.self_attn.qkv_proj.weight" and 1 more tensor, and no refit writes all of '
         "that: sleep at level 1")
 
 
@@ -555,7 +555,7 @@ def test_what_sleep_keeps_is_served(sleeper):
     assert ask("refit_bind") == ask("refit_update") == ""
     worker.vllm_config.model_config.sleep_preserve_parameter_names = ["visual.*"]
     worker.sleep(2)
-    assert LOST.replace(" and 1 more tensors", "") in ask("refit_bind")
+    assert LOST.replace(" and 1 more tensor", "") in ask("refit_bind")
 
 
 def test_a_worker_that_slept_before_it_was_watched_is_refused(sleeper):

@@ -56,7 +56,7 @@ def test_a_tower_that_the_plan_does_not_move_is_left_alone(towers, planned, left
 @pytest.mark.parametrize("load_format", ["dummy", enum.Enum("LoadFormat", {"DUMMY": "dummy"}).DUMMY])
 @pytest.mark.parametrize("executor, live, buffers, random", [
     # A tower that the plan does not move, a tensor that it excludes in part, a buffer that a checkpoint would fill.
-    (Bound("norm"), ["norm", "visual.weight", "visual.bias"], [], '"visual.weight" and 1 more tensors'),
+    (Bound("norm"), ["norm", "visual.weight", "visual.bias"], [], '"visual.weight" and 1 more tensor'),
     (Bound("norm", "qkv", excluded=["qkv"]), ["norm", "qkv"], [], '"qkv"'),
     (Bound("norm", "visual.weight"), ["norm", "visual.weight"], ["visual.mean", "visual.inv_freq"], '"visual.mean"'),
     (Bound("norm", "visual.weight", "bias"), ["norm", "visual.weight"], ["bias", "visual.inv_freq"], None),

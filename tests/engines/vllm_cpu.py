@@ -328,7 +328,7 @@ def refit_by_backend(llm, plan, sources, _):
     try:
         trainer.send_weights(version="another bitmap")
     except refit.FailedPrecondition as error:
-        assert f'"{some}.refit_changes" and 0 more tensors are at other addresses' in str(error), error
+        assert f'"{some}.refit_changes" is at another address' in str(error), error
     else:
         raise AssertionError("an update by a bitmap that is not bound was not refused")
 

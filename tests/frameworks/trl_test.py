@@ -153,7 +153,7 @@ def refusals(arguments, trainer, record, updates):
 
     generation, weight = trainer.vllm_generation, trainer.model.lm_head.weight
     weight.data = -weight.data  # elsewhere
-    with refused(refit.FailedPrecondition, '"lm_head.weight" and 0 more tensors are at other addresses', "FSDP without cpu_offload",
+    with refused(refit.FailedPrecondition, '"lm_head.weight" is at another address', "FSDP without cpu_offload",
                  "the engine: WorkerError: http://127.0.0.1:", "/update_weights answers 500: "):
         generation.sync_weights()
     generation.sync_weights()
