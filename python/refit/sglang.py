@@ -266,8 +266,7 @@ class Worker:
             if request["op"] == "init":
                 self._init(request, timeout)
             elif request["op"] == "bind":
-                if self._joined().state == "torn":
-                    self._joined().connect(timeout)
+                workers.make_whole(self._joined(), timeout)
                 self._bind(timeout)
             elif request["op"] == "update":
                 workers.run(self._joined(), refusal_before_bind(self._runner.model), timeout=timeout,
@@ -323,12 +322,13 @@ class Worker:
     def _bind(self, timeout: float) -> None:
         executor = self._joined()
         model = self._runner.model
-        facts = self.facts()
-        refusal = refusal_of(facts, executor.plan.requirements(executor.rank), self._check_backends)
-        parameters, buffers = tensors_of(model)
-        vision = workers.holds_moved_tower(parameters, TOWERS, executor)
-        workers.bind(executor, parameters, buffers, hooks_of(model), refusal=refusal, job_side=job_side(facts, vision), towers=TOWERS,
-                     load_format=self._runner.load_config.load_format, persistent=model.state_dict, module=model, timeout=timeout)
+        with workers.before_bind(executor, timeout):
+            facts = self.facts()
+            refusal = refusal_of(facts, executor.plan.requirements(executor.rank), self._check_backends)
+            parameters, buffers = tensors_of(model)
+            side = job_side(facts, workers.holds_moved_tower(parameters, TOWERS, executor))
+            hooks, load_format = hooks_of(model), self._runner.load_config.load_format
+        workers.bind(executor, parameters, buffers, hooks, refusal=refusal, job_side=side, towers=TOWERS, load_format=load_format, persistent=model.state_dict, module=model, timeout=timeout)
         weight_memory.bound(model)
 
     def _joined(self) -> Executor:

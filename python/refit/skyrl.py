@@ -7,9 +7,10 @@ vLLM's weight transfer, of which Refit is a backend: vLLM's workers have `RefitW
 trainer's engine of it. An experiment of your own takes `Experiment` as its base. docs/integrations/skyrl.md is the guide.
 """
 # SkyRL reads the annotations of Config, so they are no texts here.
+import asyncio
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -125,12 +126,16 @@ def trainer_class() -> Any:
                 if agreed == _MEET:
                     self.shutdown()
                     self._info.meeting = new_meeting()
-                    self._meet()
                 dense, self._dense = dense or self._dense, False
-                super().send_weights(version, check=check or self.refit_check, dense=dense, bind=agreed == _BIND)
+                on_all(lambda: self._update(agreed, version, check or self.refit_check, dense))
             except BaseException:
                 self.shutdown()  # the others end with this one
                 raise
+
+        def _update(self, agreed: int, version: Optional[str], check: bool, dense: bool) -> None:
+            if agreed == _MEET:
+                self._meet()
+            super().send_weights(version, check=check, dense=dense, bind=agreed == _BIND)
 
         def ask_dense(self) -> None:
             """Makes the next update of a plan with options.delta send all, on all ranks. One worker's request is enough."""
@@ -150,11 +155,20 @@ def _highest(number: int, device: Any) -> int:
     return int(told.item())
 
 
+def on_all(action: Callable[[], Any]) -> list[Any]:
+    """What `action` returns on each policy worker. If it fails on one it fails on all."""
+    def gather(said: Any) -> list[Any]:
+        told: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(told, said)
+        return told
+
+    return trainers.agreed(action, gather)
+
+
 def new_meeting() -> str:
     """A unique id that policy worker 0 makes, on all of them."""
-    meeting = [ray_unique_id().hex() if torch.distributed.get_rank() == 0 else ""]
-    torch.distributed.broadcast_object_list(meeting, src=0)
-    return meeting[0]
+    meeting: str = on_all(lambda: ray_unique_id().hex() if torch.distributed.get_rank() == 0 else "")[0]
+    return meeting
 
 
 class LiveShards:
@@ -168,36 +182,56 @@ class LiveShards:
         worker: Any = self
         refuse(worker.cfg, inference_engine_cfg)
         worker._weight_sync_inference_client = inference_engine_client  # SkyRL sends it once
-        engine_workers, _ = await inference_engine_client.get_world_size()
+        # Each policy worker asks, so each may fail alone.
+        asked: Any = (await asyncio.gather(inference_engine_client.get_world_size(), return_exceptions=True))[0]
         worker._weight_sync_engine = await worker._weight_sync_thread(
-            self._join, inference_engine_client, inference_engine_cfg, engine_workers)
-        torch.distributed.barrier()
+            self._join, inference_engine_client, inference_engine_cfg, asked)
 
-    def _join(self, client: Any, config: Any, engine_workers: int) -> Any:
-        from refit.vllm_weight_transfer import RefitTrainerInitInfo
+    def _join(self, client: Any, config: Any, asked: Any) -> Any:
+        """`asked`: what the engines say of their workers, or why they do not."""
+        made: list[Any] = []
+        meeting = on_all(lambda: self._prepare(config, asked))[0]
+        try:
+            on_all(lambda: made.append(self._engine(client, config, meeting)))
+        except BaseException:
+            for engine in made:  # the others end with this one
+                engine.shutdown()
+            raise
+        return made[0]
 
-        options, plan = self.refit_options, Plan.load(self.refit_options.plan)
+    def _prepare(self, config: Any, asked: Any) -> str:
+        """Policy worker 0 returns the unique id that all ranks meet by."""
+        if isinstance(asked, BaseException):
+            raise asked
+        engine_workers, _ = asked
+        plan = Plan.load(self.refit_options.plan)
         rank, policy_workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if (policy_workers, engine_workers) != (plan.source_ranks, plan.destination_ranks):
             raise InvalidArgument(f"SkyRL has {policy_workers} policy workers and {engine_workers} workers of vLLM; the plan has "
                                   f"{plan.source_ranks} source and {plan.destination_ranks} destination ranks")
-        drafts = config.speculative_config is not None
-        if drafts and not any(plan.job.get(f"{side}.mtp") == "true" for side in ("source", "destination")):
+        if config.speculative_config is not None and not any(plan.job.get(f"{side}.mtp") == "true" for side in ("source", "destination")):
             raise FailedPrecondition("generator.inference_engine.speculative_config: vLLM drafts with the policy's multi-token-prediction "
                                      'layers, which the plan leaves alone: put "mtp": true into the job\'s source')
-        device, _ = trainers.here(self.refit_device)
-        info = RefitTrainerInitInfo(rank=rank, plan=options.plan, meeting=new_meeting(), device=device,
-                                    snapshot_on_host=options.snapshot_on_host, timeout=options.timeout)
-        urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
-        if drafts and rank == 0:
-            # Tells the workers which model drafts. From then on each update writes both, so that SkyRL's second session is not needed.
-            try:
+        return ray_unique_id().hex() if rank == 0 else ""
+
+    def _engine(self, client: Any, config: Any, meeting: str) -> Any:
+        from refit.vllm_weight_transfer import RefitTrainerInitInfo
+
+        options, rank = self.refit_options, torch.distributed.get_rank()
+        plan = Plan.load(options.plan)
+        try:
+            device, _ = trainers.here(self.refit_device)
+            info = RefitTrainerInitInfo(rank=rank, plan=options.plan, meeting=meeting, device=device,
+                                        snapshot_on_host=options.snapshot_on_host, timeout=options.timeout)
+            urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
+            if config.speculative_config is not None and rank == 0:
+                # Tells the workers which model drafts. From then on each update writes both, so that SkyRL's second session is not needed.
                 with urls.draft_session():
                     urls.start_weight_update()
                     urls.finish_weight_update()
-            except BaseException as error:
-                end_meeting(info.meeting, f"rank 0: {error}", rank=0, world_size=plan.world_size)
-                raise
+        except BaseException as error:
+            end_meeting(meeting, f"rank {rank}: {error}", rank=rank, world_size=plan.world_size)
+            raise
         engine = trainer_class().trainer_init(info, client=urls, source=Source(self, plan, rank))
         engine.refit_check, engine.refit_binds_always = options.check, config.offload_kv_for_weight_sync
         return engine

@@ -183,6 +183,24 @@ def _refuse_unless_in_place(chunk: Any) -> None:
             raise FailedPrecondition(f'"{name}" has no memory: the parameters were moved to the CPU. Keep parameters on the GPU')
 
 
+def agreed(action: Callable[[], Any], gather: Callable[[Any], Sequence[Any]]) -> list[Any]:
+    """What `action` returns on each of the trainers that call this at once, by rank. If it raises on one, no trainer is left waiting
+    in the next collective: that one raises its own error, the others FailedPrecondition. `gather`: what each trainer gives it, by rank."""
+    failed: Optional[Exception] = None
+    result: Any = None
+    try:
+        result = action()
+    except Exception as error:
+        failed = error
+    told = gather((None if failed is None else f"{type(failed).__name__}: {failed}", result))
+    if failed is not None:
+        raise failed
+    for rank, (text, _) in enumerate(told):
+        if text is not None:
+            raise FailedPrecondition(f"trainer {rank} failed: {text}")
+    return [found for _, found in told]
+
+
 def here(device: Any) -> tuple[Any, Any]:
     """The device that this thread means by `device`, and its stream there; None on a CPU. torch's are each thread's own."""
     kind, _, number = str(device).partition(":")
@@ -340,7 +358,7 @@ class Sender:
         moved = [name for name in addresses if addresses[name] != self._bound[name]]
         if moved:
             raise FailedPrecondition(f"{are_at_other_addresses(moved)} than at the first update: "
-                                     f" something replaced or moved them. Refit reads the trainer's own memory: {self.keep_them_there}")
+                                     f"something replaced or moved them. Refit reads the trainer's own memory: {self.keep_them_there}")
 
     def close(self) -> None:
         if self._executor is not None:

@@ -15,7 +15,8 @@ import inspect
 import os
 from typing import Any, Callable, Optional, Union
 
-from accelerate.utils import broadcast_object_list, is_peft_model
+from accelerate import PartialState
+from accelerate.utils import gather_object, is_peft_model
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -46,9 +47,19 @@ class Updates:
         self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._engine_joined: Optional[bytes] = None
+        self._refused: Optional[Exception] = None  # by `check_server`, of the main process
 
     def check_server(self, client: Any) -> None:
-        """Refuses a server whose workers are not those of the plan. Nothing is connected before the first update."""
+        """Refuses a server whose workers are not those of the plan. Nothing is connected before the first update. The main process alone
+        has a client, so beside others it keeps the error for the first update, where all hear of it."""
+        try:
+            self._check_server(client)
+        except Exception as error:
+            if PartialState().num_processes == 1:
+                raise
+            self._refused = error
+
+    def _check_server(self, client: Any) -> None:
         found = client.get_server_info()["weight_transfer_config"]
         if (found or {}).get("backend") != BACKEND:
             raise FailedPrecondition(f"the weight transfer of the vLLM server at {client.base_url} is {found}; start it with "
@@ -59,29 +70,45 @@ class Updates:
                                   f"{self._plan.destination_ranks} destination ranks")
 
     def send(self, generation: Any) -> None:
-        """One refit from the live shards of this process's model. Collective over the training processes."""
-        accelerator = generation.accelerator
+        """One refit from the live shards of this process's model. Collective over the training processes, and if it fails on one it fails
+        on all."""
+        rank = generation.accelerator.process_index
+        mine: list[Any] = []
+
+        def prepare() -> Optional[bytes]:
+            mine.extend(self._prepared(generation))
+            # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
+            return unique_id() if rank == 0 and not self._sender.joined else self._meeting
+
+        def update() -> None:
+            tensors, device, stream = mine
+
+            def own_part() -> None:
+                self._sender.send(rank, meeting, tensors, device, stream)
+
+            if rank == 0:
+                trainers.together(lambda: self._tell(generation.vllm_client.base_url, meeting), own_part, self._timeout,
+                                  self._sender.give_up)
+            else:
+                own_part()
+
+        try:
+            meeting = self._meeting = _agreed(prepare)[0]
+            _agreed(update)
+        except BaseException:
+            self._sender.close()  # on all, so that they meet anew
+            raise
+
+    def _prepared(self, generation: Any) -> tuple[Any, Any, Any]:
+        """This process's tensors, its device and the stream there."""
+        if self._refused is not None:
+            raise self._refused
         _refuse_unfit(generation)
+        accelerator = generation.accelerator
         if accelerator.num_processes != self._plan.source_ranks:
             raise InvalidArgument(f"TRL has {accelerator.num_processes} training processes; the plan has {self._plan.source_ranks} "
                                   "source ranks")
-        rank = accelerator.process_index
-        # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
-        meeting = [unique_id() if rank == 0 and not self._sender.joined else self._meeting]
-        broadcast_object_list(meeting, from_process=0)
-        told = self._meeting = meeting[0]
-        assert told is not None
-        tensors = self._sender.take(trainers.live_shards_of(self, generation.model), rank, told)
-        device, stream = trainers.here(str(accelerator.device))
-
-        def own_part() -> None:
-            self._sender.send(rank, told, tensors, device, stream)
-
-        if rank == 0:
-            trainers.together(lambda: self._tell(generation.vllm_client.base_url, told), own_part, self._timeout,
-                              self._sender.give_up)
-        else:
-            own_part()
+        return trainers.live_shards_of(self, generation.model).take(), *trainers.here(str(accelerator.device))
 
     def _tell(self, url: str, meeting: bytes) -> None:
         # Not by TRL's client: that posts again after an error.
@@ -107,6 +134,10 @@ class Updates:
 
     def close(self) -> None:
         self._sender.close()
+
+
+def _agreed(action: Callable[[], Any]) -> list[Any]:
+    return trainers.agreed(action, lambda said: list(gather_object([said])))
 
 
 def _refuse_unfit(generation: Any) -> None:

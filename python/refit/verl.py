@@ -154,11 +154,11 @@ class ServerAdapterMixin:
                                           kwargs={"init_info": {**told["init"], "engine": adapter.replica_rank}})
             self._refit_joined = told["init"]["meeting"]
             update = {**update, "bind": False}  # they just did
-        await adapter._execute_method("start_weight_update")
         try:
+            await adapter._execute_method("start_weight_update")
             await adapter._execute_method("update_weights", kwargs={"update_info": update})
         except Exception:
-            # Ends the update on the workers that did not raise; on the one that did there is none to end.
+            # Ends the update on the workers that began one and did not raise; Refit's take an end without a beginning for none.
             with contextlib.suppress(Exception):
                 await adapter._execute_method("finish_weight_update")
             raise

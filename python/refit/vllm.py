@@ -280,15 +280,16 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
 def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backends: bool = True,
                 timeout: float = TIMEOUT_SECONDS) -> None:
     """Binds a vLLM worker's live model, also anew."""
-    facts = facts_of(vllm_config, model)
-    refusal = refusal_of(facts, executor.plan.requirements(executor.rank), check_backends)
-    refusal = refusal or refusal_after_sleep(executor, model)
-    towers = towers_of(model)
-    parameters, buffers = tensors_of(model)
-    refusal = refusal or refusal_of_packed(executor, parameters)
-    vision = workers.holds_moved_tower(parameters, towers, executor)
-    workers.bind(executor, parameters, buffers, hooks_of(model, vllm_config.model_config.dtype), refusal=refusal,
-                 job_side=job_side(facts, vision), towers=towers, load_format=vllm_config.load_config.load_format,
+    with workers.before_bind(executor, timeout):
+        facts = facts_of(vllm_config, model)
+        refusal = refusal_of(facts, executor.plan.requirements(executor.rank), check_backends)
+        refusal = refusal or refusal_after_sleep(executor, model)
+        towers = towers_of(model)
+        parameters, buffers = tensors_of(model)
+        refusal = refusal or refusal_of_packed(executor, parameters)
+        side = job_side(facts, workers.holds_moved_tower(parameters, towers, executor))
+        hooks, load_format = hooks_of(model, vllm_config.model_config.dtype), vllm_config.load_config.load_format
+    workers.bind(executor, parameters, buffers, hooks, refusal=refusal, job_side=side, towers=towers, load_format=load_format,
                  persistent=model.state_dict, module=model, timeout=timeout)
     weight_memory.bound(model)
 

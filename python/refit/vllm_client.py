@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 from refit.executor import TIMEOUT_SECONDS
-from refit.workers import WorkerError, deadline
+from refit.workers import GRACE_SECONDS, WorkerError, deadline
+
+# How long the end of an update that failed is waited for: the engine may hang, or its part may need the caller.
+ABANDON_SECONDS = 1.0
 
 
 class HTTPClient:
@@ -26,6 +29,7 @@ class HTTPClient:
     def __init__(self, base_url: str, timeout: Optional[float] = None, headers: Optional[Mapping[str, str]] = None):
         self.base_url, self.timeout = base_url.rstrip("/"), timeout
         self._headers = {**(headers or {}), "Content-Type": "application/json"}
+        self._workers_timeout = TIMEOUT_SECONDS  # that the last request with one gave the workers
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._post("/init_weight_transfer_engine", init_info=init_info)
@@ -37,7 +41,7 @@ class HTTPClient:
         self._post("/update_weights", update_info=update_info)
 
     def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
-        self._post("/finish_weight_update", **({} if weight_version is None else {"weight_version": weight_version}))
+        self._post("/finish_weight_update", None, **({} if weight_version is None else {"weight_version": weight_version}))
         # Both hold what the old weights computed.
         self._post("/reset_encoder_cache")
         answer = self._post("/reset_prefix_cache?reset_running_requests=true")
@@ -45,15 +49,19 @@ class HTTPClient:
             raise WorkerError(f"the vLLM server at {self.base_url} has the new weights, but cannot reset its prefix cache, which holds "
                               "what the old weights computed: requests hold it. End the requests and update again")
 
+    def abandon_weight_update(self) -> None:
+        """Ends an update that failed. Its caches are left to the next one."""
+        self._post("/finish_weight_update", seconds=GRACE_SECONDS)
+
     def shutdown_weight_transfer_engine(self) -> None:
         self._post("/shutdown_weight_transfer_engine")
 
-    def _post(self, path: str, **body: Any) -> dict[str, Any]:
+    def _post(self, path: str, seconds: Optional[float] = None, **body: Any) -> dict[str, Any]:
         """Once: the workers of a request that is posted again would wait for trainers that have given up."""
         url = self.base_url + path
         request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._seconds(body)) as response:
+            with urllib.request.urlopen(request, timeout=self._seconds(body) if seconds is None else seconds) as response:
                 answer: dict[str, Any] = json.loads(response.read() or b"{}")
                 return answer
         except urllib.error.HTTPError as error:
@@ -66,7 +74,8 @@ class HTTPClient:
         if self.timeout is not None:
             return self.timeout
         told = [info["timeout"] for info in body.values() if isinstance(info, Mapping) and "timeout" in info]
-        return min(deadline(max(told, default=TIMEOUT_SECONDS)), threading.TIMEOUT_MAX)
+        self._workers_timeout = max(told, default=self._workers_timeout)
+        return min(deadline(self._workers_timeout), threading.TIMEOUT_MAX)
 
 
 def _message(body: bytes) -> str:
@@ -84,14 +93,21 @@ def update_by(client: Any, update_info: dict[str, Any], version: Optional[str] =
         client.start_weight_update()  # of several engines some may have started before one could not
         client.update_weights(update_info)
     except BaseException:
-        # Ends the update on all that did start. Refit's workers take an end without a beginning for none.
-        with contextlib.suppress(Exception):
-            (client.abandon_weight_update if isinstance(client, Clients) else client.finish_weight_update)()
+        # An engine that hangs is not waited for again: the call that failed may have waited for its whole deadline.
+        ends = threading.Thread(target=_end, args=(client,), name="refit ends an update", daemon=True)
+        ends.start()
+        ends.join(ABANDON_SECONDS)
         raise
     if version is not None and "weight_version" in inspect.signature(client.finish_weight_update).parameters:
         client.finish_weight_update(weight_version=version)
     else:
         client.finish_weight_update()
+
+
+def _end(client: Any) -> None:
+    """Ends a failed update on a client, whether it began or not: Refit's workers take an end without a beginning for none."""
+    with contextlib.suppress(Exception):
+        getattr(client, "abandon_weight_update", client.finish_weight_update)()
 
 
 class Clients:
@@ -119,9 +135,9 @@ class Clients:
         self._each(lambda _, client: client.finish_weight_update(**version))
 
     def abandon_weight_update(self) -> None:
-        """Has each engine end an update that failed, once its part of it has ended. Waits for a second: the part may need the caller."""
-        concurrent.futures.wait([queue.submit(client.finish_weight_update) for queue, client in zip(self._queues, self._clients)],
-                                timeout=1)
+        """Has each engine end an update that failed, once its part of it has ended."""
+        concurrent.futures.wait([queue.submit(_end, client) for queue, client in zip(self._queues, self._clients)],
+                                timeout=ABANDON_SECONDS)
 
     def _each(self, call: Callable[[int, Any], Any]) -> None:
         calls = [queue.submit(call, i, client) for i, (queue, client) in enumerate(zip(self._queues, self._clients))]

@@ -31,7 +31,7 @@ from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_pla
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
 from refit.vllm_draft import WithDraft
-from refit.workers import end_meeting, make_whole
+from refit.workers import end_meeting, ending_the_meeting, make_whole
 
 
 @dataclasses.dataclass
@@ -249,7 +249,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
 
     def _join(self) -> None:
         info = self._info
-        plan = load_plan(info.plan)
+        with ending_the_meeting(info.meeting):
+            plan = load_plan(info.plan)
         try:
             if not 0 <= info.rank < plan.source_ranks:
                 raise InvalidArgument(f"the trainer is rank {info.rank}; the plan has {plan.source_ranks} source ranks")

@@ -153,6 +153,17 @@ def _refuse_other_tensors(plan: Plan, rank: int, parameters: Mapping[str, Any], 
         raise InvalidArgument(f"the plan is for another mesh, or another model: its rank {rank} {' and '.join(says)}")
 
 
+@contextlib.contextmanager
+def before_bind(executor: Executor, timeout: float) -> Iterator[None]:
+    """While a worker finds out what to bind. If that fails it binds nothing, because the other ranks would wait for its part."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(Error):
+            executor.bind({}, timeout=timeout)
+        raise
+
+
 def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
          hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str,
          towers: Sequence[str] = (), load_format: Any = "auto", persistent: Callable[[], Iterable[str]] = tuple,
@@ -164,14 +175,15 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
     checkpoint, with random values; refused is what no refit writes of that. `module`: what holds the tensors, as `Executor.bind` has
     it.
     """
-    if getattr(load_format, "value", load_format) == "dummy" and not refusal:
-        known, saved = executor.plan.tensors(executor.rank), set(persistent())
-        filled = [name for name in buffers if name in saved]
-        random = left_alone([*parameters, *[name for name in filled if name in known]], towers, executor)
-        if random := random + [name for name in filled if name not in known]:
-            refusal = (f'load_format "dummy" filled {shown(random)} with random values, and no refit writes all of that: start the '
-                       'engine with load_format "auto"')
-    held = without_towers(parameters, towers, executor)
+    with before_bind(executor, timeout):
+        if getattr(load_format, "value", load_format) == "dummy" and not refusal:
+            known, saved = executor.plan.tensors(executor.rank), set(persistent())
+            filled = [name for name in buffers if name in saved]
+            random = left_alone([*parameters, *[name for name in filled if name in known]], towers, executor)
+            if random := random + [name for name in filled if name not in known]:
+                refusal = (f'load_format "dummy" filled {shown(random)} with random values, and no refit writes all of that: start the '
+                           'engine with load_format "auto"')
+        held = without_towers(parameters, towers, executor)
     failure: Optional[Error] = None
     try:
         # Also a worker that is refused binds, nothing: the others would wait for it.

@@ -101,6 +101,28 @@ def test_nobody_waits_for_a_trainer_whose_tensors_are_refused(tiny_job, refused)
                 other.result()
 
 
+def test_what_fails_on_one_trainer_fails_on_all():
+    barrier, told = threading.Barrier(3), [None] * 3
+
+    def agreed(rank, action):
+        def gather(said):
+            told[rank] = said
+            barrier.wait(20)
+            found = list(told)
+            barrier.wait(20)
+            return found
+        return refit.trainers.agreed(action, gather)
+
+    def outcomes(*actions):
+        with concurrent.futures.ThreadPoolExecutor(3) as threads:
+            return [call.exception() or call.result() for call in [threads.submit(agreed, rank, action) for rank, action in enumerate(actions)]]
+
+    assert outcomes(lambda: "id", lambda: None, lambda: 2) == [["id", None, 2]] * 3
+    failed = outcomes(lambda: "id", lambda: fail(OSError("no such file")), lambda: 2)
+    assert [type(error) for error in failed] == [refit.FailedPrecondition, OSError, refit.FailedPrecondition]
+    assert str(failed[0]) == "trainer 1 failed: OSError: no such file"
+
+
 class Shard(np.ndarray):
     """A tensor that may have attributes, as torch's."""
 

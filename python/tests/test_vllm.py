@@ -446,6 +446,15 @@ def test_a_worker_leaves_its_vision_tower_alone(trainer_and_worker):
     assert 'load_format "dummy" filled "visual.merger.weight" with random values' in bind_anew()
 
 
+def test_a_worker_that_fails_before_it_binds_leaves_nobody_waiting(trainer_and_worker):
+    plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
+    del worker.vllm_config.model_config.quantization  # as a release of vLLM that has it elsewhere
+    began = time.monotonic()
+    bound, reply = together(lambda: trainer.bind(arrays_of(plan, 0), timeout=20), lambda: worker.refit_bind(timeout=20))
+    assert reply["error"].startswith("AttributeError: ")
+    assert isinstance(bound, refit.Error) and time.monotonic() - began < 10, bound
+
+
 def test_a_worker_whose_kernels_pack_weights_is_refused(trainer_and_worker):
     plan, trainer, worker, _, _ = trainer_and_worker("triton", "TRITON")
     packed = "model.layers.0.self_attn.o_proj.weight"
@@ -883,10 +892,14 @@ def test_an_engine_that_caches_no_prefixes_is_asked_to_reset_none(caching):
 @pytest.fixture
 def server():
     """A vLLM server of which the test sees what is posted. `answers`: by path, (status, body)."""
+    done = threading.Event()
+    done.set()
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             found.seen.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             found.headers.append(dict(self.headers))
+            found.delays.get(self.path, done).wait(20)
             status, text = found.answers.get(self.path, (200, ""))
             self.send_response(status)
             self.end_headers()
@@ -896,7 +909,7 @@ def server():
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
-        found = types.SimpleNamespace(url=f"http://127.0.0.1:{listener.server_port}", seen=[], answers={}, headers=[])
+        found = types.SimpleNamespace(url=f"http://127.0.0.1:{listener.server_port}", seen=[], answers={}, headers=[], delays={})
         threading.Thread(target=listener.serve_forever, daemon=True).start()
         yield found
         listener.shutdown()
@@ -937,10 +950,22 @@ def test_a_client_sends_its_headers_and_waits_as_long_as_the_engine_may_take(ser
     monkeypatch.setattr("urllib.request.urlopen", lambda _, timeout: limits.append(timeout) or io.BytesIO(b"{}"))
     client.init_weight_transfer_engine({"plan": "plan.refit", "timeout": 100})
     client.update_weights({"timeout": 1000, "bind": True})
-    client.update_weights({})
+    client.finish_weight_update()
+    client.abandon_weight_update()
+    HTTPClient(server.url).update_weights({})
     HTTPClient(server.url, 7).init_weight_transfer_engine({"timeout": 100})
-    # A worker connects, binds and refits, each within its timeout.
-    assert limits == [3 * 100 + 120, 3 * 1000 + 120, 3 * 600 + 120, 7]
+    # A worker connects, binds and refits, each within its timeout. What comes after waits for that, too.
+    assert limits == [3 * 100 + 120, *[3 * 1000 + 120] * 4, 60, 3 * 600 + 120, 7]
+
+
+def test_an_engine_that_hangs_is_waited_for_once(server, monkeypatch):
+    monkeypatch.setattr("refit.vllm_client.ABANDON_SECONDS", 0.1)
+    server.delays["/update_weights"] = server.delays["/finish_weight_update"] = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(refit.vllm.WorkerError, match="/update_weights: timed out"):
+        update_by(HTTPClient(server.url, 0.2), {})
+    assert time.monotonic() - began < 2
+    server.delays["/update_weights"].set()
 
 
 class Engine:

@@ -10,6 +10,7 @@ Ray, vLLM's engine around its worker, kernels, and Megatron, whose model chunks 
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.metadata
 import os
 import pathlib
@@ -118,8 +119,14 @@ def serve_trainer(pipe, path, rank, directory, urls, bitmaps, strategy):
             result = worker._weight_sync_engine.delta_report
         elif command == "ask_dense":
             result = worker._weight_sync_engine.ask_dense()
-        elif command == "init":
+        elif command in ("init", "init without a plan", "init without engines"):
+            options, world_size = worker.refit_options, client.get_world_size
+            if command == "init without a plan":
+                worker.refit_options = dataclasses.replace(options, plan="/nowhere")
+            if command == "init without engines":
+                client.get_world_size = no_engines
             result = told(lambda: asyncio.run(call("init_weight_sync_state")))
+            worker.refit_options, client.get_world_size = options, world_size
             if result is None:
                 transfer = worker._weight_sync_engine
                 assert isinstance(transfer, SkyrlTrainerCapabilities)
@@ -137,10 +144,7 @@ def serve_trainer(pipe, path, rank, directory, urls, bitmaps, strategy):
             if command == "break":
                 worker._weight_sync_engine.source.take_local = no_shards
             fill(shards, rank, step)
-            barrier = torch.distributed.barrier  # SkyRL's workers meet at the end; one that failed is not there
-            torch.distributed.barrier = lambda: None
             result = told(lambda: asyncio.run(call("broadcast_to_inference_engines")))
-            torch.distributed.barrier = barrier
             if command == "lose":
                 hold(sharded(shards, [0, 1]))
             if command == "break":
@@ -169,6 +173,10 @@ def parts_of(whole):
                     inner = inner._modules[step]
                 inner.register_parameter(leaf, parameter)
     return parts["model"], parts["draft"] if drafts else None
+
+
+async def no_engines():
+    raise ConnectionError("no engine answers")
 
 
 def no_shards():
@@ -305,6 +313,12 @@ def updates(path):
     for strategy in ("fsdp", "megatron"):
         plan_of(TRAINERS, replicas=ENGINES).save(path)
         with world(path, strategy=strategy) as (trainers, engines):
+            # What one policy worker alone fails at ends on both.
+            for command, wanted in (("init without a plan", "/nowhere"), ("init without engines", "no engine answers")):
+                began = time.monotonic()
+                answers = on_all(trainers, ("init", None), (command, None))
+                assert wanted in answers[1] and "trainer 1 failed: " in answers[0] and wanted in answers[0], answers
+                assert time.monotonic() - began < 10, answers
             assert on_all(trainers, ("init", None)) == [None, None]
             for step in (1, 2):
                 answers = on_all(trainers, ("update", step))
