@@ -21,13 +21,14 @@ import inspect
 import os
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from refit import vllm_cores, vllm_driver, vllm_sleep, weight_memory, workers
+from refit import vllm_cores, vllm_driver, vllm_worker, weight_memory, workers
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.names import shown
 from refit.plan import Plan
 from refit.rendezvous import from_unique_id
+from refit.vllm_draft import WithDraft
 from refit.workers import Reply, WorkerError, checked
 
 __all__ = [
@@ -318,6 +319,10 @@ def refusal_after_sleep(executor: Executor, model: Any) -> str:
     if not discarded:  # asked at every update: listing the tensors of a large model takes milliseconds
         return ""
     lost = workers.left_alone([name for name in tensors_of(model)[0] if name in discarded], towers_of(model), executor)
+    drafts = sorted(name for name in discarded if name.startswith(vllm_worker.DRAFT))
+    if drafts and not lost and not isinstance(model, WithDraft):
+        return (f"vLLM slept at level 2, which discarded the draft model's {shown(drafts)}, and the plan moves no draft model: sleep at level "
+                '1, keep them by sleep_preserve_parameter_names=["draft.*"], or refit both by a plan with "mtp" and the weight-transfer backend')
     return "" if not lost else (
         f"vLLM slept at level 2 (or at an unknown level, before refit_init), which discarded {shown(lost)}, and no refit writes "
         "all of that: sleep at level 1, or keep these by sleep_preserve_parameter_names; under verl set rollout.free_cache_engine=False. "
@@ -343,7 +348,7 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
         meeting is closed."""
         def init() -> None:
             worker: Any = self
-            vllm_sleep.watch(worker)
+            vllm_worker.watch(worker)
             self.leave_with_driver(meeting, lambda: self._refit)
             if self._refit is not None:
                 self._refit.close()

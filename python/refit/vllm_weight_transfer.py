@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer import base
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
-from refit import vllm_begin_end, vllm_driver, vllm_sleep
+from refit import vllm_driver, vllm_worker
 from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.names import are_at_other_addresses
@@ -71,8 +71,8 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
 
     def __init__(self, config: Any, vllm_config: Any, *others: Any, **more: Any):
         super().__init__(config, vllm_config, *others, **more)
-        vllm_sleep.watch_class(vllm_config)  # a worker makes its engine when it loads its model
-        vllm_begin_end.own(vllm_sleep.worker_class_of(vllm_config), RefitWeightTransferEngine)
+        vllm_worker.watch_class(vllm_config)  # a worker makes its engine when it loads its model
+        vllm_worker.own_updates(vllm_worker.class_of(vllm_config), RefitWeightTransferEngine)
 
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
         def init() -> None:

@@ -13,9 +13,9 @@ def release(model: Any, names: Iterable[str] = ()) -> None:
     setattr(model, RELEASED, True)
 
 
-def restore(model: Any) -> None:
-    """Notes that all parameters were loaded again."""
-    setattr(model, LOST, frozenset())
+def restore(model: Any, but: Iterable[str] = ()) -> None:
+    """Notes that all parameters were loaded again, except those named `but`."""
+    setattr(model, LOST, frozenset(but))
 
 
 def bound(model: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import refit
 import refit.vllm
-from refit import lora, requirements, vllm_begin_end, weight_memory
+from refit import lora, requirements, vllm_worker, weight_memory
 from refit.vllm_client import Clients, HTTPClient, update_by
 from refit.vllm_draft import WithDraft
 
@@ -567,6 +567,27 @@ def test_what_sleep_keeps_is_served(sleeper):
     assert LOST.replace(" and 1 more tensor", "") in ask("refit_bind")
 
 
+def test_a_draft_model_that_sleep_discards_and_no_refit_writes_is_refused(sleeper):
+    worker, ask, _ = sleeper(_sleep_mode_backend=None)
+    head = np.zeros(4, "float32")
+    main = worker.model_runner.model.named_parameters
+    worker.model_runner.model.named_parameters = {**dict(main()), "model.lm_head": head}.items
+    worker.get_draft_model = lambda: types.SimpleNamespace(named_parameters={"fc.weight": head + 1, "lm_head.weight": head}.items)
+    worker.vllm_config.model_config.sleep_preserve_parameter_names = ["visual.*", "*.qkv_proj.*"]
+    worker.sleep(2)
+    lost = weight_memory.lost(worker.model_runner.model)
+    assert {name for name in lost if name.startswith("draft.")} == {"draft.fc.weight"}  # the head is the model's
+    worker.model_runner.model.named_parameters = main
+    wanted = 'discarded the draft model\'s "draft.fc.weight", and the plan moves no draft model'
+    assert wanted in ask("refit_bind")
+    worker.reload_weights()  # of the model alone
+    assert wanted in ask("refit_bind")
+    worker.vllm_config.model_config.sleep_preserve_parameter_names += ["draft.*"]
+    weight_memory.restore(worker.model_runner.model)
+    worker.sleep(2)
+    assert ask("refit_bind") == ask("refit_update") == ""
+
+
 def test_a_worker_that_slept_before_it_was_watched_is_refused(sleeper):
     assert LOST in sleeper(_sleep_mode_backend="cumem")[2]
 
@@ -993,7 +1014,7 @@ class Engine:
 
             begin = start_weight_update
 
-        vllm_begin_end.own(Worker, Engine if owned else Llm)
+        vllm_worker.own_updates(Worker, Engine if owned else Llm)
         self.worker, self.failures, self.calls = Worker(), failures, []
 
     def _do(self, name, call=lambda: None):

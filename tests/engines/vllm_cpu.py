@@ -350,6 +350,18 @@ def refitted(arguments):
     print(f"vLLM {vllm.__version__}, {arguments.family}{tower}, {arguments.path}: {equal}", flush=True)
 
 
+def run_roles(script):
+    """The roles of a script that refits an engine of the family "dense" from checkpoint a to b: one loads b, the other is refitted."""
+    with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
+        work = pathlib.Path(scratch)
+        plan = plan_of("dense")
+        write_checkpoint(work / "a", FAMILIES["dense"], plan, 1)
+        write_checkpoint(work / "b", FAMILIES["dense"], plan, 2)
+        for role in ("fresh", "refitted"):
+            if subprocess.run([sys.executable, script, "--role", role, "--work", str(work)]).returncode != 0:
+                sys.exit(f"{role}: failed")
+
+
 def run(arguments):
     for family in arguments.family:
         with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:

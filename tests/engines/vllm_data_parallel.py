@@ -10,15 +10,12 @@ import argparse
 import asyncio
 import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # two cores of an engine on two of the machine, and a trainer
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import vllm_cpu  # noqa: E402  its environment comes after this one
-from trainer import TIMEOUT_SECONDS, Trainer, check_equal, weights_of, write_checkpoint  # noqa: E402
+from trainer import TIMEOUT_SECONDS, Trainer, check_equal, weights_of  # noqa: E402
 from vllm_engines import Trained  # noqa: E402
 
 CORES = 2
@@ -192,24 +189,13 @@ def fresh(work):
     torch.save({"states": [torch.load(file)], "tokens": [list(tokens) for tokens in vllm_cpu.generated(llm)]}, work / "fresh.pt")
 
 
-def run():
-    with tempfile.TemporaryDirectory(prefix="refit-vllm-") as scratch:
-        work = pathlib.Path(scratch)
-        plan = vllm_cpu.plan_of("dense")
-        write_checkpoint(work / "a", vllm_cpu.FAMILIES["dense"], plan, 1)
-        write_checkpoint(work / "b", vllm_cpu.FAMILIES["dense"], plan, 2)
-        for role in ("fresh", "refitted"):
-            if subprocess.run([sys.executable, __file__, "--role", role, "--work", str(work)]).returncode != 0:
-                sys.exit(f"{role}: failed")
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
     parser.add_argument("--work", type=pathlib.Path, help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.role is None:
-        run()
+        vllm_cpu.run_roles(__file__)
     elif parsed.role == "fresh":
         fresh(parsed.work)
     else:
