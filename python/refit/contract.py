@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -59,9 +60,9 @@ class Tensor(NamedTuple):
     hooks: list[str]
 
 
-def tensors_of(plan: Plan, rank: int) -> Iterator[Tensor]:
-    """Every tensor that `rank` binds, except those that the plan leaves alone as a whole."""
-    shown = plan.json(rank)
+def tensors_of(plan: Plan, rank: int, glob: str = "") -> Iterator[Tensor]:
+    """Every tensor that `rank` binds, except those that the plan leaves alone as a whole. `glob`: of those whose names match."""
+    shown = plan.json(rank, glob)
     params = {param["id"]: param for param in shown["params"]}
     quantizations = {}
     for found in shown.get("quantizations", []):
@@ -88,6 +89,22 @@ def tensors_of(plan: Plan, rank: int) -> Iterator[Tensor]:
             if name not in skipped:
                 yield Tensor(name, buffer["dtype"], shape, held_parts, zeros,
                              [hook["name"] for hook in buffer.get("post_hooks", [])])
+
+
+def experts_of(plan: Plan, rank: int) -> dict[int, list[int]]:
+    """Which experts a serving rank holds, by layer and in the order of the tensors that stack them."""
+    found: dict[int, dict[int, int]] = {}
+    for tensor in tensors_of(plan, rank, "*.experts.*"):
+        layer = re.search(r"\blayers\.(\d+)\.", tensor.name)
+        if layer is None or len(tensor.shape) < 2:
+            continue
+        slots, size = found.setdefault(int(layer[1]), {}), math.prod(tensor.shape[1:])
+        for part in tensor.parts:
+            if one := re.search(r"\.experts\.(\d+)\.", part.param):
+                slots[part.offset // size] = int(one[1])
+            elif ".experts." in part.param:  # all experts of the layer are one param
+                slots.update({(part.offset + i * part.stride[0]) // size: part.lo[0] + i for i in range(part.extent[0])})
+    return {layer: [slots[slot] for slot in sorted(slots)] for layer, slots in found.items()}
 
 
 def _members(stack: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:

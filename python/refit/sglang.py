@@ -24,9 +24,9 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Union
+from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
-from refit import weight_memory, workers
+from refit import contract, weight_memory, workers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
@@ -161,6 +161,7 @@ def facts_of(runner: Any, parallel: Any, chosen: Mapping[str, Any] = CHOSEN) -> 
             "dp_lm_head": bool(parallel.enable_dp_lm_head),
             "dtype": str(runner.model_config.dtype).removeprefix("torch."),
             "quantization": runner.model_config.quantization,
+            "holds_experts": workers.holds_experts(name for name, _ in runner.model.named_parameters()),
             "moe_backends": sorted(backends),
             "swiglu_interleaved": any(getattr(method, "w13_swiglu_interleaved", False) for method in methods),
             **chosen}
@@ -171,7 +172,7 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_
     `check_backends` the experts' backend is not compared, where they stand is."""
     def moe_backend(wanted: str) -> str:
         restart = f"start SGLang with --moe-runner-backend {wanted}"
-        if refusal := workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart):
+        if refusal := workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart, facts["holds_experts"]):
             return refusal
         return "" if not facts["swiglu_interleaved"] else (
             "the experts' gate and up rows are interleaved, which no plan does: start SGLang with "
@@ -192,6 +193,27 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_
     return workers.refusal_of(requirements, moe_backend, expert_placement, check_backends)
 
 
+def experts_of(location: Any, ep_rank: int) -> list[list[int]]:
+    """This rank's experts by layer, of SGLang's ExpertLocationMetadata."""
+    count = location.physical_to_logical_map_cpu.shape[1] // location.ep_size
+    experts: list[list[int]] = location.physical_to_logical_map_cpu[:, ep_rank * count:(ep_rank + 1) * count].tolist()
+    return experts
+
+
+def refusal_of_table(planned: Mapping[int, Sequence[int]], held: Optional[Sequence[Sequence[int]]]) -> str:
+    """Why an engine that places experts by a map does not have a plan's; "" if it has. `planned` and `held`: by layer, the experts of
+    this rank in the order of its tensors."""
+    if held is None:
+        return ('the plan places experts by the job\'s physical_to_logical, and this SGLang does not tell its map: leave "experts" out of the '
+                "job's destination, and start SGLang without --init-expert-location")
+    for layer, wanted in planned.items():
+        found = list(held[layer]) if layer < len(held) else []
+        if found != list(wanted):
+            return (f"in layer {layer} this rank of the engine holds experts {found[:16]}; the plan has {list(wanted)[:16]} there: start SGLang "
+                    "with --init-expert-location and the job's physical_to_logical, or put the engine's map into the job")
+    return ""
+
+
 def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
     """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
     return workers.job_side("sglang", str(facts["sglang"]), facts, (
@@ -209,15 +231,16 @@ class Worker:
     """What a scheduler process keeps. Its methods are for that process's main thread.
 
     `runner` is SGLang's ModelRunner, `parallel` its ParallelContext. `gather` gives each rank of the engine the replies of
-    all; collective over them. `chosen` gives the facts in CHOSEN.
+    all; collective over them. `chosen` gives the facts in CHOSEN, `experts` this rank's experts by layer, if SGLang has a map of them.
     """
 
     def __init__(self, runner: Any, parallel: Any, gather: Callable[[dict[str, Any], float], list[dict[str, Any]]],
-                 chosen: Callable[[], Mapping[str, Any]] = lambda: CHOSEN):
+                 chosen: Callable[[], Mapping[str, Any]] = lambda: CHOSEN,
+                 experts: Callable[[], Optional[Sequence[Sequence[int]]]] = lambda: None):
         self._runner = runner
         self._parallel = parallel
         self._gather = gather
-        self._chosen = chosen
+        self._chosen, self._experts = chosen, experts
         self.executor: Optional[Executor] = None
         self._version: Optional[str] = None
         self._check_backends = True
@@ -324,7 +347,10 @@ class Worker:
         model = self._runner.model
         with workers.before_bind(executor, timeout):
             facts = self.facts()
-            refusal = refusal_of(facts, executor.plan.requirements(executor.rank), self._check_backends)
+            requirements = executor.plan.requirements(executor.rank)
+            refusal = refusal_of(facts, requirements, self._check_backends)
+            if not refusal and requirements.get("expert_placement") == "table":
+                refusal = refusal_of_table(contract.experts_of(executor.plan, executor.rank), self._experts())
             parameters, buffers = tensors_of(model)
             side = job_side(facts, workers.holds_moved_tower(parameters, TOWERS, executor))
             hooks, load_format = hooks_of(model), self._runner.load_config.load_format
@@ -359,7 +385,11 @@ def _update_weights_from_tensor(original: Callable[[Any, Any], Any], manager: An
             return {"mm_encoder_tp_mode": "data" if context.get_mm().mm_enable_dp_encoder else "weights",
                     "expert_location": str(moe.init_expert_location), "expert_rebalancing": bool(moe.enable_eplb)}
 
-        _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), chosen)
+        def experts() -> Optional[list[list[int]]]:
+            location = context.get_resources().expert_location_metadata
+            return None if location is None else experts_of(location, parallel.moe_ep_rank)
+
+        _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), chosen, experts)
     replies: Optional[list[Reply]] = []
     try:
         replies, error = _answer(_worker, manager, request, _fields_of(request))

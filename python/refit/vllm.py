@@ -51,9 +51,10 @@ DERIVED = {name: "derive-latent-projections" for name in
 # Buffers of vLLM's attention. They are saved with a model, and vLLM sets them after it loaded one, in whatever way.
 SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 
-# Backends of unquantized experts, and the job's "moe_backend" that has their order of w13 and w2. Others reorder these as no
-# plan does, behind the same shapes.
-MOE_BACKENDS = {"TRITON": "triton", "BATCHED_TRITON": "triton", "FLASHINFER_CUTLASS": "flashinfer_cutlass"}
+# Backends of experts, and the job's "moe_backend" that has their order of w13 and w2. Others reorder these as no plan does, or their
+# scales, behind the same shapes.
+MOE_BACKENDS = {"TRITON": "triton", "BATCHED_TRITON": "triton", "VLLM_CUTLASS": "triton", "BATCHED_VLLM_CUTLASS": "triton",
+                "FLASHINFER_CUTLASS": "flashinfer_cutlass"}
 
 
 def register() -> None:
@@ -166,8 +167,8 @@ def _derive_in_place(module: Any, act_dtype: Any) -> None:
 def facts_of(vllm_config: Any, model: Any) -> dict[str, Any]:
     """What the worker's vLLM chose that a job has to say, or that no job can."""
     parallel = vllm_config.parallel_config
-    backends = {getattr(getattr(module, "quant_method", None), "unquantized_backend", None)
-                for _, module in model.named_modules()}
+    backends = {getattr(getattr(module, "quant_method", None), attribute, None)
+                for _, module in model.named_modules() for attribute in ("unquantized_backend", "fp8_backend", "mxfp8_backend")}
     placements = {placement for _, module in model.named_modules() if (placement := _placement_of(module))}
     return {"vllm": importlib.import_module("vllm").__version__,
             "tensor_parallel": parallel.tensor_parallel_size,
@@ -179,6 +180,7 @@ def facts_of(vllm_config: Any, model: Any) -> dict[str, Any]:
             "mm_encoder_tp_mode": getattr(getattr(vllm_config.model_config, "multimodal_config", None), "mm_encoder_tp_mode", None),
             "dtype": str(vllm_config.model_config.dtype).removeprefix("torch."),
             "quantization": vllm_config.model_config.quantization,
+            "holds_experts": workers.holds_experts(name for name, _ in model.named_parameters()),
             "moe_backends": sorted(backend.name for backend in backends if backend is not None)}
 
 
@@ -208,7 +210,7 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_
     `check_backends` the experts' backend is not compared, where they stand is."""
     def moe_backend(wanted: str) -> str:
         restart = f"start vLLM with moe_backend \"{wanted}\" (kernel_config)"
-        return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart)
+        return workers.moe_backend_refusal(facts["moe_backends"], MOE_BACKENDS, wanted, restart, facts["holds_experts"])
 
     def expert_placement(wanted: str) -> str:
         if facts["moves_experts"]:

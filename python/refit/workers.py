@@ -281,12 +281,21 @@ def refusal_of(requirements: Mapping[str, str], moe_backend: Comparison, expert_
     return requirements_refusal(stated, {"moe_backend": moe_backend, "expert_placement": expert_placement})
 
 
-def moe_backend_refusal(found: Iterable[str], orders: Mapping[str, str], wanted: str, restart: str) -> str:
+def holds_experts(names: Iterable[str]) -> bool:
+    """Whether a worker whose tensors have these names has experts in stacks."""
+    return any(".experts." in name for name in names)
+
+
+def moe_backend_refusal(found: Iterable[str], orders: Mapping[str, str], wanted: str, restart: str, experts: bool) -> str:
     """Why a plan for the job's "moe_backend" `wanted` does not fit backends `found` in an engine; "" if it does.
 
     `orders` has the job's name for the order that each backend keeps; one that is not in it reorders tensors as no plan does.
-    `restart` says how to start the engine with the backend that is wanted.
+    `restart` says how to start the engine with the backend that is wanted. `experts`: the worker holds some, so it has a backend.
     """
+    found = list(found)
+    if not found and experts:
+        return ("no layer of this engine tells the backend of its experts, and the plan is for moe_backend "
+                f'"{wanted}": {restart}, see that it keeps the order of w13_weight, and pass check_backends=False')
     for name in found:
         order = orders.get(name)
         if order is None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import refit
+import refit.contract
 import refit.sglang
 from refit.sglang import Place
 
@@ -48,7 +49,7 @@ def test_a_mesh_that_the_plan_does_not_have_is_refused(tiny_job):
 
 
 FACTS = {"sglang": "0.5.23", "tensor_parallel": 2, "pipeline_parallel": 1, "data_parallel": 1, "dp_attention": 2,
-         "expert_parallel": 2, "dp_lm_head": True, "dtype": "bfloat16", "quantization": None, "moe_backends": ["triton"],
+         "expert_parallel": 2, "dp_lm_head": True, "dtype": "bfloat16", "quantization": None, "moe_backends": ["triton"], "holds_experts": True,
          "swiglu_interleaved": False, "mm_encoder_tp_mode": "weights", "expert_location": "trivial", "expert_rebalancing": False}
 
 
@@ -58,6 +59,8 @@ FACTS = {"sglang": "0.5.23", "tensor_parallel": 2, "pipeline_parallel": 1, "data
     ({"moe_backends": ["flashinfer_trtllm"]}, {}, "reorders w13_weight and w2_weight after loading as no plan does: start SGLang "
                                                   "with --moe-runner-backend triton"),
     ({"moe_backends": ["triton_kernel"]}, {"moe_backend": "triton"}, 'put "moe_backend": "triton_kernel" into the job'),
+    ({"moe_backends": []}, {"moe_backend": "triton"}, "no layer of this engine tells the backend of its experts"),
+    ({"moe_backends": [], "holds_experts": False}, {"moe_backend": "triton"}, ""),
     ({"swiglu_interleaved": True}, {}, "start SGLang with SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED=0"),
     ({"expert_rebalancing": True}, {"expert_placement": "linear"}, "start SGLang without --enable-eplb"),
     ({"expert_rebalancing": True}, {}, ""),
@@ -70,6 +73,23 @@ FACTS = {"sglang": "0.5.23", "tensor_parallel": 2, "pipeline_parallel": 1, "data
 def test_what_shapes_do_not_show_is_refused_with_a_way_out(facts, requirements, refusal):
     found = refit.sglang.refusal_of({**FACTS, **facts}, requirements)
     assert refusal in found and bool(found) == bool(refusal), found
+
+
+def test_a_table_of_experts_is_compared_with_the_engines_map():
+    config = {**CONFIG, "model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
+              "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
+    table = [[0, 1, 2, 3, 0, 1], [3, 1, 0, 2, 0, 3]]
+    plan = refit.compile({"model": config, "source": {"layout": "fsdp"},
+                          "destination": {"layout": "sglang", "tensor_parallel": 2, "expert_parallel": 2,
+                                          "experts": {"physical_to_logical": table}}})
+    planned = [refit.contract.experts_of(plan, rank) for rank in (1, 2)]
+    assert planned == [{0: [0, 1, 2], 1: [3, 1, 0]}, {0: [3, 0, 1], 1: [2, 0, 3]}]
+    location = types.SimpleNamespace(physical_to_logical_map_cpu=np.array(table), ep_size=2)
+    for rank in range(2):
+        assert refit.sglang.refusal_of_table(planned[rank], refit.sglang.experts_of(location, rank)) == ""
+        assert "in layer 0 this rank of the engine holds experts [" in refit.sglang.refusal_of_table(
+            planned[rank], refit.sglang.experts_of(location, 1 - rank))
+    assert "this SGLang does not tell its map" in refit.sglang.refusal_of_table(planned[0], None)
 
 
 def test_where_experts_stand_is_compared_also_if_their_backend_is_not():

@@ -68,10 +68,14 @@ def test_a_worker_that_did_not_join_says_so_as_a_value(method):
 
 
 def test_a_backend_that_the_plan_is_not_for_is_refused():
-    def refusal(backends, wanted):
-        return refit.vllm.refusal_of({"moe_backends": backends}, {} if wanted is None else {"moe_backend": wanted})
+    def refusal(backends, wanted, holds_experts=True):
+        return refit.vllm.refusal_of({"moe_backends": backends, "holds_experts": holds_experts}, {} if wanted is None else {"moe_backend": wanted})
 
-    assert refusal([], "triton") == refusal(["TRITON"], None) == refusal(["BATCHED_TRITON"], "triton") == ""
+    # A stage without experts has no backend of them. A release may tell it under another name.
+    assert refusal([], "triton", False) == refusal([], None, False) == ""
+    assert refusal([], "triton").startswith("no layer of this engine tells the backend of its experts, and the plan is for moe_backend \"triton\"")
+    assert "the experts' backend is DEEPGEMM, which reorders" in refusal(["DEEPGEMM"], "triton")
+    assert refusal(["VLLM_CUTLASS"], "triton") == refusal(["TRITON"], None) == refusal(["BATCHED_TRITON"], "triton") == ""
     assert refusal(["FLASHINFER_CUTLASS"], "flashinfer_cutlass") == ""
     assert refusal(["FLASHINFER_TRTLLM", "TRITON"], "flashinfer_cutlass") == (
         "the experts' backend is FLASHINFER_TRTLLM, which reorders w13_weight and w2_weight after loading as no plan does: "
@@ -122,7 +126,7 @@ def test_where_experts_stand_is_read_from_the_map_that_the_engine_computes_by():
 
 
 def placement_refusal(wanted, *found, moves_experts=False, **options):
-    facts = {"moe_backends": [], "expert_placements": list(found), "moves_experts": moves_experts}
+    facts = {"moe_backends": [], "holds_experts": False, "expert_placements": list(found), "moves_experts": moves_experts}
     return refit.vllm.refusal_of(facts, {} if wanted is None else {"expert_placement": wanted}, **options)
 
 
@@ -143,15 +147,15 @@ def test_experts_that_stand_elsewhere_than_in_the_plan_are_refused():
         "the engine moves experts while it serves (EPLB), which no plan follows: start vLLM without enable_eplb")
     assert placement_refusal(None, moves_experts=True) == ""
     # A release whose layers have the map under another name. A stage without experts has no backend of them.
-    facts = {"vllm": "9.0", "moe_backends": ["TRITON"], "expert_parallel": True, "expert_placements": [], "moves_experts": False}
+    facts = {"vllm": "9.0", "moe_backends": ["TRITON"], "holds_experts": True, "expert_parallel": True, "expert_placements": [], "moves_experts": False}
     refused = refit.vllm.refusal_of(facts, {"expert_placement": "linear"})
     assert refused.startswith("no layer of vLLM 9.0 tells which experts stand on this rank, and the plan has them in the order linear")
-    assert refit.vllm.refusal_of({**facts, "moe_backends": []}, {"expert_placement": "linear"}) == ""
+    assert refit.vllm.refusal_of({**facts, "moe_backends": [], "holds_experts": False}, {"expert_placement": "linear"}) == ""
 
 
 def test_a_requirement_that_nobody_can_compare_is_refused():
     assert "the plan requires expert_rotation \"left\", and this release of Refit does not know" in refit.vllm.refusal_of(
-        {"moe_backends": []}, {"expert_rotation": "left"})
+        {"moe_backends": [], "holds_experts": False}, {"expert_rotation": "left"})
     compared = []
     assert requirements.refusal_of({"a": "1", "b": "2"}, {"a": lambda wanted: compared.append(wanted) or "", "b": lambda wanted: "no",
                                                           "c": compared.append}) == "no"

@@ -176,7 +176,7 @@ def parts_of(whole):
 
 
 async def no_engines():
-    raise ConnectionError("no engine answers")
+    raise refit.Unavailable("no engine answers")
 
 
 def no_shards():
