@@ -8,7 +8,7 @@
 
 docs/python.md is the guide.
 """
-from refit import dtensors, rendezvous, tensors
+from refit import dtensors, metrics, rendezvous, tensors
 from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
 from refit.check import Beyond, Mismatch, Report, check
@@ -26,6 +26,6 @@ __all__ = [
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
     "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",
     "Unimplemented", "__version__", "cast_and_mark", "check", "compile", "cuda_built", "cuda_device_count",
-    "describe", "describe_state_dict", "join", "merge", "nccl_library", "rendezvous", "run_local", "tensors",
+    "describe", "describe_state_dict", "join", "merge", "metrics", "nccl_library", "rendezvous", "run_local", "tensors",
     "transformers_placements", "ucx_library",
 ]

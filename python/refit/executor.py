@@ -1,14 +1,16 @@
 """One rank's replay of a plan."""
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
 import threading
+import time
 import weakref
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
-from refit import _core, dtensors, modules
+from refit import _core, dtensors, metrics, modules
 from refit.errors import Aborted, BindError, Error, FailedPrecondition, InvalidArgument, Unavailable
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
@@ -102,6 +104,7 @@ class Executor:
         self._changes: Mapping[str, Any] = {}  # the bitmaps, which are kept alive
         self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
         self._hook_error: Optional[BaseException] = None
+        self._meter = metrics.Meter(rank)
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
@@ -179,7 +182,7 @@ class Executor:
             views.append(seen)
             locators.append(locator(tensor))
         problems = [f'"{name}" {seen.problem}' for name, seen in zip(names, views) if seen.problem]
-        binds = self._core.binds
+        binds, began = self._core.binds, time.monotonic()
         try:
             # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
             self._core.bind([_argument(*given) for given in zip(names, views, bitmaps)], timeout,
@@ -191,6 +194,7 @@ class Executor:
             raise BindError(_with_remedy(message, self.plan, self.rank, names)) from None
         finally:
             # Also if ranks failed while they recorded: the library then holds these tensors all the same.
+            self._meter.bound(time.monotonic() - began)
             if self._core.binds > binds:
                 self._locators = locators
                 self._bound = bound
@@ -199,10 +203,12 @@ class Executor:
                 self._functions = functions
         if unusable or problems:  # of a rank without tensors; of a tensor without elements, whose address nobody asks for
             raise BindError(_refusal(self.rank, unusable or problems))
+        self._meter.tell(self._core.notices)
         return self
 
     def run(self, stream: Any = None, *, tensors: Optional[Mapping[str, Any]] = None, wait: bool = True, check: bool = False,
-            dense: bool = False, direct_multiprocessors: int = 0, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+            dense: bool = False, direct_multiprocessors: int = 0, version: Optional[str] = None,
+            timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """One refit; collective. Returns when the new weights are in place on all ranks, or, with `wait=False`, when
         all is enqueued: call `wait()` then.
 
@@ -228,6 +234,8 @@ class Executor:
         `direct_multiprocessors` is how many multiprocessors of this rank's GPU direct rounds between GPUs use at most,
         so that others can work beside the refit. 0: the plan's options.direct_multiprocessors, all unless the job bounds it.
         Ranks may differ in it.
+
+        `version` names the weights in the log, and nowhere else.
         """
         _check_flag("check", check)
         _check_flag("dense", dense)
@@ -238,8 +246,10 @@ class Executor:
         now = replaced if tensors is None else {**replaced, **(modules.parameters_of(tensors) if modules.is_module(tensors) else tensors)}
         if now:
             addresses = [_address_of(now[name]) if name in now else address for name, address in zip(self._bound, addresses)]
+        self._meter.began(check, version)
         try:
-            self._core.run(self._stream(stream), addresses, timeout, check, dense, direct_multiprocessors)
+            with self._counting_failures():
+                self._core.run(self._stream(stream), addresses, timeout, check, dense, direct_multiprocessors)
         except FailedPrecondition as error:
             if replaced:
                 error.message += (f'\nin the module others took the place of {len(replaced)} bound tensors, the first is '
@@ -253,13 +263,29 @@ class Executor:
         """Returns when the refits enqueued so far are over on all ranks, and all ranks' post-hooks are done."""
         self._hook_error = None
         try:
-            self._core.wait()
+            with self._counting_failures():
+                self._core.wait()
         except Error as error:
             if self._hook_error is None:
                 raise
             if not isinstance(self._hook_error, Exception):  # KeyboardInterrupt and the like
                 raise self._hook_error
             raise error from self._hook_error
+        self._meter.ended(self._core.refits, self._core.counters(), self.delta_report)
+        self._meter.tell(self._core.notices)
+
+    @contextlib.contextmanager
+    def _counting_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._meter.failed()
+            raise
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since this executor was made, named "…_total", and, of the last update unless it failed, seconds by phase, bytes and GB/s.
+        `refit.metrics.HELP` describes each, `refit.metrics.openmetrics(executor.metrics(), rank=0)` is their text for a scrape."""
+        return self._meter.all()
 
     def digest(self, among: Sequence[int] = (), *, stream: Any = None) -> dict[tuple[str, str], Digest]:
         """What this rank's tensors hold now, by param (as the checkpoint names it) and dtype, in the plan's order.

@@ -12,6 +12,7 @@ Policy workers are the plan's source ranks, vLLM's workers its destination ranks
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 from typing import Any, AsyncGenerator, Callable, Iterable, Iterator, Optional
 
@@ -36,18 +37,20 @@ class Sender(trainers.Sender):
 
 class CheckpointEngine(base.CheckpointEngine):
     """A policy worker's or a vLLM worker's part in NeMo-RL's refits. `plan`: a path that all of them can read. `check`: after each
-    update all ranks compare what they hold, as `Executor.run(check=True)` does. `snapshot_on_host`: of policy workers, as
-    `Executor` has it. `timeout`: seconds.
+    update all ranks compare what they hold, as `Executor.run(check=True)` does; `check_every=K`: after the first since ranks met, and
+    each K-th. `snapshot_on_host`: of policy workers, as `Executor` has it. `timeout`: seconds.
 
     Ranks meet and bind at the first update. After one that failed they meet again once NeMo-RL's synchronizer was shut down.
     `bucket_size` and `release_after_refit` are NeMo-RL's; the plan has its own staging.
     """
 
-    def __init__(self, bucket_size: int, plan: str, check: bool = False, snapshot_on_host: bool = False,
+    def __init__(self, bucket_size: int, plan: str, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
                  timeout: float = TIMEOUT_SECONDS, release_after_refit: bool = False, device: Any = "cuda"):
         self._path, self._plan = str(plan), Plan.load(plan)
-        self._check, self._timeout, self._device = check, timeout, device
-        self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
+        self._timeout, self._device = timeout, device
+        self._new_checks = functools.partial(trainers.Checks, check, check_every)
+        self._checks = self._new_checks()
+        self._sender = Sender(self._plan, timeout=timeout, check=False, snapshot_on_host=snapshot_on_host)
         self._rank: Optional[int] = None  # of the plan
         self._engine: Optional[int] = None  # of vLLM's worker: the number of its engine, of those that the plan has
         self._meeting: Optional[bytes] = None
@@ -80,6 +83,7 @@ class CheckpointEngine(base.CheckpointEngine):
             raise InvalidArgument(f"NeMo-RL has {train} policy workers and {rollout} workers of vLLM; the plan has "
                                   f"{self._plan.source_ranks} source and {self._plan.destination_ranks} destination ranks")
         self._rank, self._meeting, self._vllm_joined = rank, bytes.fromhex(first["meeting"]), False
+        self._checks = self._new_checks()  # all ranks count from here
 
     def _met(self) -> tuple[int, bytes]:
         if self._rank is None or self._meeting is None:
@@ -92,7 +96,7 @@ class CheckpointEngine(base.CheckpointEngine):
         rank, meeting = self._met()
         self._rank = None
         tensors = self._sender.take(weights, rank, meeting)
-        await asyncio.to_thread(self._sender.send, rank, meeting, tensors, *trainers.here(self._device))
+        await asyncio.to_thread(self._sender.send, rank, meeting, tensors, *trainers.here(self._device), False, None, self._checks.next())
         self._rank = rank
 
     async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
@@ -103,7 +107,7 @@ class CheckpointEngine(base.CheckpointEngine):
         if not self._vllm_joined:
             checked([worker.refit_init(self._path, meeting, engine=self._engine, timeout=self._timeout)])
             self._vllm_joined = True
-        checked([worker.refit_update(timeout=self._timeout, check=self._check)])
+        checked([worker.refit_update(timeout=self._timeout, check=self._checks.next())])
         self._rank = rank
         nothing: list[list[tuple[str, Any]]] = []
         for batch in nothing:
@@ -122,6 +126,13 @@ class CheckpointEngine(base.CheckpointEngine):
     def delta_report(self) -> Optional[DeltaReport]:
         """How this policy worker's last update went, as `Executor.delta_report` tells it."""
         return self._sender.delta_report
+
+    def metrics(self) -> dict[str, float]:
+        """What this rank's last update took, as `Executor.metrics` tells it, with "refit/" before each name: for NeMo-RL's logger. A policy
+        worker answers `checkpoint_engine_rpc("metrics")`."""
+        if _vllm_worker is not None and self._vllm_joined:
+            return {f"refit/{name}": value for name, value in _vllm_worker.refit_metrics().items()}
+        return self._sender.metrics
 
     def ask_dense(self) -> None:
         """Makes the next update of a plan with options.delta send all, on all ranks. One policy worker's request is enough."""

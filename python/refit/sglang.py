@@ -293,7 +293,7 @@ class Worker:
                 self._bind(timeout)
             elif request["op"] == "update":
                 workers.run(self._joined(), refusal_before_bind(self._runner.model), timeout=timeout,
-                            check=bool(request.get("check", False)), dense=bool(request.get("dense", False)))
+                            check=bool(request.get("check", False)), dense=bool(request.get("dense", False)), version=request.get("version"))
                 self._version = request.get("version")
             elif request["op"] == "close":
                 if self.executor is not None:
@@ -673,7 +673,9 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
                                    "dense": dense}, timeout)
     if answer["replies"] is not None:
         checked(answer["replies"], answer["error"])
-    return await _finish(client, version, flush_cache, resume and pause is not None, timeout)
+    replies = await _finish(client, version, flush_cache, resume and pause is not None, timeout)
+    workers.log_update("SGLang", version, replies)
+    return replies
 
 
 def finish(llm: Any, *, version: Optional[str] = None, resume: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:

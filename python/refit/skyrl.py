@@ -38,10 +38,12 @@ WORKERS = {"fsdp": ("fsdp.fsdp_worker", "FSDPPolicyWorkerBase"), "megatron": ("m
 @dataclass
 class Options(BaseConfig):
     """`plan`: a path that policy workers and vLLM's workers can read. `check`: after each update all ranks compare what they hold,
-    as `Executor.run(check=True)` does. `snapshot_on_host`: of policy workers, as `Executor` has it. `timeout`: seconds."""
+    as `Executor.run(check=True)` does; `check_every=K`: after the first and each K-th. `snapshot_on_host`: of policy workers, as
+    `Executor` has it. `timeout`: seconds."""
 
     plan: str = ""
     check: bool = False
+    check_every: int = 0
     snapshot_on_host: bool = False
     timeout: float = TIMEOUT_SECONDS
 
@@ -106,6 +108,7 @@ def trainer_class() -> Any:
         refit_check = False
         refit_binds_always = False
         _dense = False
+        _updates = 0
 
         def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False, bind: bool = False) -> None:
             """One refit; collective over the policy workers. They agree first whether all bind anew, because engines slept or a policy
@@ -126,6 +129,8 @@ def trainer_class() -> Any:
                 if agreed == _MEET:
                     self.shutdown()
                     self._info.meeting = new_meeting()
+                self._updates += 1
+                version = str(self._updates) if version is None else version  # SkyRL gives none
                 dense, self._dense = dense or self._dense, False
                 on_all(lambda: self._update(agreed, version, check or self.refit_check, dense))
             except BaseException:
@@ -133,9 +138,13 @@ def trainer_class() -> Any:
                 raise
 
         def _update(self, agreed: int, version: Optional[str], check: bool, dense: bool) -> None:
-            if agreed == _MEET:
-                self._meet()
-            super().send_weights(version, check=check, dense=dense, bind=agreed == _BIND)
+            try:
+                if agreed == _MEET:
+                    self._meet()
+                super().send_weights(version, check=check, dense=dense, bind=agreed == _BIND)
+            except BaseException:
+                self.shutdown()  # what the others wait in ends, so that they come to hear why
+                raise
 
         def ask_dense(self) -> None:
             """Makes the next update of a plan with options.delta send all, on all ranks. One worker's request is enough."""
@@ -176,6 +185,11 @@ class LiveShards:
 
     refit_options: Options
     refit_device: Any = "cuda"
+
+    def refit_metrics(self) -> dict[str, float]:
+        """What this policy worker's last update took, as `Executor.metrics` tells it, with "refit/" before each name."""
+        engine = getattr(self, "_weight_sync_engine", None)
+        return {} if engine is None else {f"refit/{name}": value for name, value in engine.metrics.items()}
 
     async def init_weight_sync_state(self, inference_engine_client: Any, inference_engine_cfg: Any) -> None:
         """Instead of SkyRL's, which makes one of its own engines. All ranks meet and bind here."""
@@ -222,7 +236,7 @@ class LiveShards:
         try:
             device, _ = trainers.here(self.refit_device)
             info = RefitTrainerInitInfo(rank=rank, plan=options.plan, meeting=meeting, device=device,
-                                        snapshot_on_host=options.snapshot_on_host, timeout=options.timeout)
+                                        snapshot_on_host=options.snapshot_on_host, check_every=options.check_every, timeout=options.timeout)
             urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
             if config.speculative_config is not None and rank == 0:
                 # Tells the workers which model drafts. From then on each update writes both, so that SkyRL's second session is not needed.

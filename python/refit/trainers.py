@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import importlib
 import threading
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
@@ -183,6 +182,21 @@ def _refuse_unless_in_place(chunk: Any) -> None:
             raise FailedPrecondition(f'"{name}" has no memory: the parameters were moved to the CPU. Keep parameters on the GPU')
 
 
+class Checks:
+    """Which of an adapter's updates are checked: all by `check`, or the first and then each `every`-th. Ranks that count the same
+    updates agree."""
+
+    def __init__(self, check: bool, every: int):
+        if not isinstance(every, int) or isinstance(every, bool) or every < 0:
+            raise InvalidArgument(f"check_every is {every!r}; wanted a whole number: 0 checks no update, K the first and then each K-th")
+        self._check, self._every, self._updates = check, every, 0
+
+    def next(self) -> bool:
+        """Whether the update that begins is checked."""
+        self._updates += 1
+        return self._check or self._every > 0 and (self._updates - 1) % self._every == 0
+
+
 def agreed(action: Callable[[], Any], gather: Callable[[Any], Sequence[Any]]) -> list[Any]:
     """What `action` returns on each of the trainers that call this at once, by rank. If it raises on one, no trainer is left waiting
     in the next collective: that one raises its own error, the others FailedPrecondition. `gather`: what each trainer gives it, by rank."""
@@ -249,7 +263,6 @@ class Sender:
         self._joining: Optional[bytes] = None
         self._bound: dict[str, int] = {}
         self._taken: Optional[Taken] = None  # what `_bound` was read from
-        self._seconds: Optional[tuple[float, float]] = None  # of the last update: before the refit, and the refit
         self._dense = False
         self._planned: Optional[frozenset[str]] = None
 
@@ -264,18 +277,11 @@ class Sender:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What this trainer's last update took, for a framework's own metrics; empty after one that failed. "refit/bytes" is what this trainer
-        sent, "refit/bind_seconds" the time before the refit: of the first update that in which all ranks met."""
-        if self._executor is None or self._seconds is None:
+        """What this trainer's last update took, for a framework's own metrics: `Executor.metrics` with "refit/" before each name; empty
+        after an update that failed."""
+        if self._executor is None:
             return {}
-        bind, run = self._seconds
-        found: dict[str, float] = {"refit/seconds": run, "refit/bind_seconds": bind, "refit/bytes": self._executor.stats()["bytes_sent"]}
-        report = self.delta_report
-        if report is not None:
-            found |= {"refit/bytes": report.stored_bytes, "refit/is_delta": float(report.is_delta)}
-            if report.change_rate is not None:
-                found["refit/change_rate"] = report.change_rate
-        return found
+        return {f"refit/{name}": value for name, value in self._executor.metrics().items()}
 
     @property
     def stats(self) -> Optional[dict[str, Any]]:
@@ -305,25 +311,25 @@ class Sender:
         elif self._joining is not None:
             end_meeting(self._joining, f"the engine failed: {error}")
 
-    def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False) -> None:
+    def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False,
+             version: Optional[str] = None, check: Optional[bool] = None) -> None:
         """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. `bind`, the same on all ranks:
         if they have met already, bind anew before, because engines slept. Tensors that are not trained, as of a vision tower, are left
-        out if the plan does not name them. On any thread, one at a time."""
+        out if the plan does not name them. `version` names the weights in the log; `check`, the same on all ranks, instead of the
+        sender's own. On any thread, one at a time."""
         with current(device):
-            self._send(rank, meeting, tensors, device, stream, bind)
+            self._send(rank, meeting, tensors, device, stream, bind, version, self._check if check is None else check)
 
-    def _send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool) -> None:
+    def _send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool, version: Optional[str],
+              check: bool) -> None:
         if meeting != self._meeting:  # the last update failed elsewhere, perhaps not here
             self.close()
-        began, self._seconds = time.monotonic(), None
         try:
             if bind or self._executor is None or tensors is not self._taken:  # else each tensor is where it was
                 self._take_in(rank, meeting, tensors, device, bind)
             assert self._executor is not None
             dense, self._dense = self._dense, False  # what is asked for while it runs is for the next
-            bound = time.monotonic()
-            self._executor.run(stream, timeout=self._timeout, check=self._check, dense=dense)
-            self._seconds = bound - began, time.monotonic() - bound
+            self._executor.run(stream, timeout=self._timeout, check=check, dense=dense, version=version)
         except BaseException:
             # No rank is left waiting: they end with this one. The next update is by another meeting, so dense.
             self.close()

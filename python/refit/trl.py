@@ -40,11 +40,13 @@ class Sender(trainers.Sender):
 class Updates:
     """A training process's part of the updates; the main process also tells the server's workers theirs."""
 
-    def __init__(self, plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapshot_on_host: bool = False,
+    def __init__(self, plan: Union[str, "os.PathLike[str]"], *, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
                  version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS):
-        self._path, self._check, self._version, self._timeout = os.path.abspath(plan), check, version, timeout
+        self._path, self._version, self._timeout = os.path.abspath(plan), version, timeout
+        self._checks = trainers.Checks(check, check_every)
+        self._trainer: Any = None  # whose logs have the metrics
         self._plan = Plan.load(plan)
-        self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
+        self._sender = Sender(self._plan, timeout=timeout, check=False, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._engine_joined: Optional[bytes] = None
         self._refused: Optional[Exception] = None  # by `check_server`, of the main process
@@ -75,29 +77,40 @@ class Updates:
         rank = generation.accelerator.process_index
         mine: list[Any] = []
 
-        def prepare() -> Optional[bytes]:
+        def prepare() -> tuple[Optional[bytes], bool, Optional[str]]:
             mine.extend(self._prepared(generation))
             # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
-            return unique_id() if rank == 0 and not self._sender.joined else self._meeting
+            meeting = unique_id() if rank == 0 and not self._sender.joined else self._meeting
+            return meeting, self._checks.next(), self._version() if rank == 0 and self._version is not None else None
 
         def update() -> None:
             tensors, device, stream = mine
 
             def own_part() -> None:
-                self._sender.send(rank, meeting, tensors, device, stream)
+                self._sender.send(rank, told, tensors, device, stream, version=version, check=check)
 
             if rank == 0:
-                trainers.together(lambda: self._tell(generation.vllm_client.base_url, meeting), own_part, self._timeout,
+                trainers.together(lambda: self._tell(generation.vllm_client.base_url, told, check, version), own_part, self._timeout,
                                   self._sender.give_up)
             else:
                 own_part()
 
         try:
-            meeting = self._meeting = _agreed(prepare)[0]
+            told, check, version = _agreed(prepare)[0]
+            self._meeting = told
             _agreed(update)
         except BaseException:
             self._sender.close()  # on all, so that they meet anew
             raise
+        if self._trainer is not None:
+            for name, value in self._sender.metrics.items():
+                self._trainer._metrics["train"][name].append(value)
+
+    def log_with(self, trainer: Any) -> None:
+        """Puts the metrics of each update into the logs of a TRL trainer, beside its own."""
+        if not isinstance(getattr(trainer, "_metrics", None), dict) or "train" not in trainer._metrics:
+            raise InvalidArgument(f"the trainer is a {type(trainer).__name__}; wanted one of TRL that keeps metrics, as GRPOTrainer")
+        self._trainer = trainer
 
     def _prepared(self, generation: Any) -> tuple[Any, Any, Any]:
         """This process's tensors, its device and the stream there."""
@@ -110,13 +123,18 @@ class Updates:
                                   "source ranks")
         return trainers.live_shards_of(self, generation.model).take(), *trainers.here(str(accelerator.device))
 
-    def _tell(self, url: str, meeting: bytes) -> None:
+    def _tell(self, url: str, meeting: bytes, check: bool, version: Optional[str]) -> None:
         # Not by TRL's client: that posts again after an error.
         client = HTTPClient(url)
         if self._engine_joined != meeting:
             client.init_weight_transfer_engine({"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout})
             self._engine_joined = meeting
-        update_by(client, {"timeout": self._timeout, "check": self._check}, None if self._version is None else self._version())
+        update_by(client, {"timeout": self._timeout, "check": check}, version)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What this process's last update took, as `Executor.metrics` tells it, with "refit/" before each name."""
+        return self._sender.metrics
 
     @property
     def stats(self) -> Optional[dict[str, Any]]:
@@ -154,12 +172,12 @@ def _refuse_unfit(generation: Any) -> None:
         raise FailedPrecondition("ZeRO 3 has flat parameters, which are no shards of a plan: take FSDP 2")
 
 
-def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapshot_on_host: bool = False,
+def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
             version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS) -> Updates:
     """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `plan`: a path that
     training processes and vLLM's workers can read. `check`: after each update all ranks compare what they hold, as
-    `Executor.run(check=True)` does. `snapshot_on_host`: of training processes, as `Executor` has it. `version`: the main process calls
-    it at each update, and vLLM's weight version becomes what it returns. `timeout`: seconds. Call `install` again to replace the
+    `Executor.run(check=True)` does; `check_every=K`: after the first and each K-th. `snapshot_on_host`: of training processes, as `Executor`
+    has it. `version`: the main process calls it at each update, and vLLM's weight version becomes what it returns. `timeout`: seconds. Call `install` again to replace the
     plan."""
     release = importlib.metadata.version("trl")
     for owner, name, wanted in _METHODS:
@@ -168,7 +186,7 @@ def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, snapsh
         if found != wanted:
             raise FailedPrecondition(f"TRL {release} has {'no' if found is None else 'another'} {owner.__name__}.{name}"
                                      f"({'' if found is None else ', '.join(found)}); wanted ({', '.join(wanted)}), as of TRL 1.16")
-    updates = Updates(plan, check=check, snapshot_on_host=snapshot_on_host, version=version, timeout=timeout)
+    updates = Updates(plan, check=check, check_every=check_every, snapshot_on_host=snapshot_on_host, version=version, timeout=timeout)
 
     def init_communicator(self: Any, device: Any = 0) -> None:
         updates.check_server(self)

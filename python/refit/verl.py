@@ -36,8 +36,8 @@ class Sender(trainers.Sender):
 @CheckpointEngineRegistry.register(BACKEND)
 class RefitCheckpointEngine(CheckpointEngine):
     """A trainer's or a rollout rank's part in verl's update_weights. `plan`: a path that trainers and vLLM's workers can read.
-    `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does. `snapshot_on_host`: of
-    trainers, as `Executor` has it.
+    `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does; `check_every=K`: after the first and
+    each K-th. `snapshot_on_host`: of trainers, as `Executor` has it.
 
     verl makes a process group before every update. Here ranks meet at the first, and again at the one after a failed update:
     the plan's own executor stays. Where vLLM sleeps before updates (rollout.free_cache_engine), all bind anew at each: its weights
@@ -47,11 +47,12 @@ class RefitCheckpointEngine(CheckpointEngine):
     wire_format = WIRE_FORMAT
 
     def __init__(self, bucket_size: int, plan: Any, is_master: bool = False, device: Any = "cuda",
-                 timeout: float = TIMEOUT_SECONDS, check: bool = False, snapshot_on_host: bool = False):
+                 timeout: float = TIMEOUT_SECONDS, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False):
         self._plan_path, self._plan = plan, load_plan(plan)
-        self._device, self._timeout, self._check = device, timeout, check
+        self._device, self._timeout, self._check = device, timeout, False  # trainer 0 says before each update whether it is checked
+        self._checks = trainers.Checks(check, check_every)
         self._is_master = is_master
-        self._sender = Sender(self._plan, timeout=timeout, check=check, snapshot_on_host=snapshot_on_host)
+        self._sender = Sender(self._plan, timeout=timeout, check=False, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._rank: Optional[int] = None
         self._engine_sleeps = False  # of a rollout rank, which hears it at its first update
@@ -63,7 +64,7 @@ class RefitCheckpointEngine(CheckpointEngine):
             self._meeting = ray_unique_id()
         return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
                 "destination_ranks": self._plan.destination_ranks,
-                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps}
+                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps, "check": self._is_master and self._checks.next()}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]],
@@ -75,13 +76,14 @@ class RefitCheckpointEngine(CheckpointEngine):
         world = actor_wg_world_size + rollout_world_size
         ranks = list(range(world))
         # All bind or none: no rank but vLLM's workers knows what slept.
-        told = {"rank": ranks, "meeting": [first["meeting"]] * world, "bind": [any(said["engine_sleeps"] for said in metadata)] * world}
+        told = {"rank": ranks, "meeting": [first["meeting"]] * world, "bind": [any(said["engine_sleeps"] for said in metadata)] * world,
+                "check": [first["check"]] * world}
         return ({name: values[:actor_wg_world_size] for name, values in told.items()},
                 {name: values[actor_wg_world_size:] for name, values in told.items()})
 
-    def init_process_group(self, rank: int, meeting: str, bind: bool = False) -> None:
+    def init_process_group(self, rank: int, meeting: str, bind: bool = False, check: bool = False) -> None:
         """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the update."""
-        self._rank, self._meeting, self._bind = rank, bytes.fromhex(meeting), bind
+        self._rank, self._meeting, self._bind, self._check = rank, bytes.fromhex(meeting), bind, check
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> dict[str, float]:
         """One refit from this trainer's live shards, which `weights` must be (`LiveShards`): nothing is gathered. Returns metrics, which
@@ -93,7 +95,8 @@ class RefitCheckpointEngine(CheckpointEngine):
         # Of DTensors bind compares the placements with the plan's, so they stay what they are.
         tensors = self._sender.take(weights if isinstance(weights, trainers.LiveShards) else _refused(weights), self._rank, self._meeting)
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
-        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device), self._bind)
+        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device), self._bind,
+                                None if global_steps is None else str(global_steps), self._check)
         return self._sender.metrics if self._rank == 0 else {}
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:

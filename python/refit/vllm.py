@@ -297,10 +297,11 @@ def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backe
     weight_memory.bound(model)
 
 
-def run_worker(executor: Executor, model: Any, *, timeout: float, check: bool, dense: bool) -> None:
+def run_worker(executor: Executor, model: Any, *, timeout: float, check: bool, dense: bool, version: Optional[str] = None) -> None:
     """One refit of a worker."""
     try:
-        workers.run(executor, refusal_after_sleep(executor, model) or refusal_before_bind(model), timeout=timeout, check=check, dense=dense)
+        workers.run(executor, refusal_after_sleep(executor, model) or refusal_before_bind(model), timeout=timeout, check=check, dense=dense,
+                    version=version)
     except FailedPrecondition as error:
         if "Connect makes it whole" not in str(error):
             raise
@@ -334,7 +335,7 @@ def refusal_after_sleep(executor: Executor, model: Any) -> str:
 class WorkerExtension(vllm_driver.LeavesWithDriver):
     """vLLM mixes these methods into its worker (`worker_extension_cls`), for `collective_rpc`.
 
-    Each returns {"rank", "state", "refits", "version", "delta", "error"}: vLLM's executor raises at the first reply that failed
+    Each returns {"rank", "state", "refits", "version", "delta", "metrics", "error"}: vLLM's executor raises at the first reply that failed
     and leaves the others in their queues, so the next call would be given them. `checked` raises what they tell. The
     functions below call these methods and check.
     """
@@ -366,7 +367,7 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
         """One refit, post-hooks included. `check` and `dense`: as `Executor.run` has them."""
         def update() -> None:
             worker: Any = self
-            run_worker(self._refit_executor(), worker.model_runner.model, timeout=timeout, check=check, dense=dense)
+            run_worker(self._refit_executor(), worker.model_runner.model, timeout=timeout, check=check, dense=dense, version=version)
             self._refit_version = version
         return self._refit_reply(update)
 
@@ -400,6 +401,10 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
             if self._refit is not None:
                 self._refit.close()
         return self._refit_reply(close)
+
+    def refit_metrics(self) -> dict[str, float]:
+        """What this worker's last refit took, as `Executor.metrics` tells it; empty before it joined."""
+        return {} if self._refit is None else self._refit.metrics()
 
     def refit_facts(self) -> dict[str, Any]:
         """What the worker's vLLM chose: release, mesh, quantization, backend of the experts."""
@@ -487,6 +492,7 @@ def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True
             engine.reset_encoder_cache()
     if version is not None and hasattr(engine, "set_weight_version"):
         engine.set_weight_version(version)
+    workers.log_update("vLLM", version, replies)
     return replies
 
 
@@ -507,6 +513,7 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
         await llm.update_weight_version(version)
     if resume and pause is not None:
         await llm.resume_generation()
+    workers.log_update("vLLM", version, replies)
     return replies
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 import time
 from typing import Any, Callable, Optional
 
 from refit.executor import Executor
+from refit.metrics import logger
 from refit.workers import end_meeting
 
 # How the titles of vLLM's engines and workers begin. An API server is a driver: whoever started it may end.
@@ -42,8 +42,7 @@ class LeavesWithDriver:
             with self._driver_lock:
                 if (left := executor()) is not None:
                     left.close()
-            with contextlib.suppress(OSError, ValueError):  # the driver may have been its reader
-                print(f"refit: {reason}: this worker leaves the other ranks", file=sys.stderr, flush=True)
+            logger.error("%s: this worker leaves the other ranks", reason)
 
         watch(driver, leave)
         self._driver = driver

@@ -26,7 +26,7 @@ from refit import vllm_driver, vllm_worker
 from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.names import are_at_other_addresses
-from refit.trainers import Taken, addresses_of, together
+from refit.trainers import Checks, Taken, addresses_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
@@ -156,7 +156,8 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
 class RefitTrainerInitInfo(TrainerInitInfo):
     """`rank` is the plan's source rank. `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
     and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
-    bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `snapshot_on_host`: as `Executor` has it."""
+    bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `snapshot_on_host`: as `Executor` has it. `check_every`, the
+    same on all trainers: K has the first update and each K-th checked."""
 
     backend: ClassVar[str] = BACKEND
     plan: Any
@@ -166,6 +167,7 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     changes: Optional[Mapping[str, Any]] = None
     snapshot_on_host: bool = False
     check_backends: bool = True
+    check_every: int = 0
     timeout: float = TIMEOUT_SECONDS
 
 
@@ -198,8 +200,12 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                                   "each rank's own shards and gathers nothing")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         engine.rank = init_info.rank  # from 0.33 on an argument
-        engine._info = init_info
-        engine._meet()
+        engine._info, engine._checks = init_info, Checks(False, init_info.check_every)
+        try:
+            engine._meet()
+        except BaseException:
+            engine.shutdown()
+            raise
         return engine
 
     def _meet(self) -> None:
@@ -209,6 +215,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         self._together(lambda: self.client.init_weight_transfer_engine(worker), self._join)
 
     _info: RefitTrainerInitInfo
+    _checks: Checks
     executor: Optional[Executor] = None
     _bound_taken: Optional[Taken] = None  # what `_bound` was read from
 
@@ -280,6 +287,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         tensor moved since the last time. It connects first if the last refit failed."""
         if self.executor is None:
             raise FailedPrecondition("this trainer did not join, or was shut down")
+        check = self._checks.next() or check
         executor, timeout = self.executor, self._info.timeout
         tensors = self._tensors()
         moved = [] if bind else self._moved(tensors)
@@ -297,9 +305,14 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                 make_whole(executor, timeout)
                 executor.bind(tensors, changes=self._changes(tensors), timeout=timeout)
                 self._note_bound(tensors)
-            executor.run(timeout=timeout, check=check, dense=dense)
+            executor.run(timeout=timeout, check=check, dense=dense, version=version)
 
         self._together(lambda: update_by(self.client, {"timeout": timeout, "check": check, "bind": bind}, version), own_part)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What this trainer's last refit took, as `Executor.metrics` tells it."""
+        return {} if self.executor is None else self.executor.metrics()
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:

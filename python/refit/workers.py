@@ -8,16 +8,17 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from refit import lora, rendezvous
+from refit import lora, metrics, rendezvous
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.metrics import logger
 from refit.names import shown
 from refit.plan import Plan
 from refit.requirements import Comparison
 from refit.requirements import refusal_of as requirements_refusal
 
-# What a worker says of a request: {"rank", "state", "refits", "version", "delta", "error"}. "delta": its DeltaReport of the last
-# refit as a dict, or None.
+# What a worker says of a request: {"rank", "state", "refits", "version", "delta", "metrics", "error"}. "delta": its DeltaReport of the
+# last refit as a dict, or None. "metrics": as `Executor.metrics` has them.
 Reply = dict[str, Any]
 
 # How long an answer of an engine is waited for, beyond what the work may take.
@@ -51,10 +52,18 @@ def checked(replies: Sequence[Mapping[str, Any]], error: str = "") -> list[Reply
 
 def reply_of(executor: Optional[Executor], version: Optional[str], error: str) -> Reply:
     if executor is None:
-        return {"rank": None, "state": "none", "refits": 0, "version": version, "delta": None, "error": error}
+        return {"rank": None, "state": "none", "refits": 0, "version": version, "delta": None, "metrics": {}, "error": error}
     report = executor.delta_report
     return {"rank": executor.rank, "state": executor.state, "refits": executor.refits, "version": version,
-            "delta": None if report is None else report._asdict(), "error": error}
+            "delta": None if report is None else report._asdict(), "metrics": executor.metrics(), "error": error}
+
+
+def log_update(engine: str, version: Optional[str], replies: Sequence[Mapping[str, Any]]) -> None:
+    """One line about an update of an engine: that of its slowest worker."""
+    slowest = max(replies, key=lambda reply: reply.get("metrics", {}).get("seconds", 0.0), default=None)
+    if slowest is not None and "seconds" in slowest.get("metrics", {}):
+        logger.info("%s, %d workers%s: slowest is rank %s: %s", engine, len(replies), "" if version is None else f', version "{version}"',
+                    slowest["rank"], metrics.line(slowest["metrics"]))
 
 
 def rank_in_plan(plan: Plan, within: int, engine: int, *, tensor_parallel: int, pipeline_parallel: int, data_parallel: int,
@@ -204,11 +213,11 @@ def make_whole(executor: Executor, timeout: float) -> None:
         executor.connect(timeout)
 
 
-def run(executor: Executor, refusal: str, *, timeout: float, check: bool, dense: bool) -> None:
+def run(executor: Executor, refusal: str, *, timeout: float, check: bool, dense: bool, version: Optional[str] = None) -> None:
     """One refit of a worker. With a `refusal` it raises that, after its part: the other ranks would wait. The part fails on a GPU
     whose memory is not that of the bind."""
     try:
-        executor.run(timeout=timeout, check=check, dense=dense)
+        executor.run(timeout=timeout, check=check, dense=dense, version=version)
     except Error as error:
         if not refusal:
             raise

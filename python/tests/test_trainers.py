@@ -101,6 +101,19 @@ def test_nobody_waits_for_a_trainer_whose_tensors_are_refused(tiny_job, refused)
                 other.result()
 
 
+def test_each_kth_update_is_checked_from_the_first():
+    def checked(check, every):
+        checks = refit.trainers.Checks(check, every)
+        return [checks.next() for _ in range(5)]
+
+    assert checked(False, 0) == [False] * 5 and checked(True, 3) == [True] * 5
+    assert checked(False, 1) == [True] * 5
+    assert checked(False, 3) == [True, False, False, True, False]
+    for every in (-1, 2.0, True, "3"):
+        with pytest.raises(refit.InvalidArgument, match="check_every is .*; wanted a whole number"):
+            refit.trainers.Checks(False, every)
+
+
 def test_what_fails_on_one_trainer_fails_on_all():
     barrier, told = threading.Barrier(3), [None] * 3
 

@@ -5,6 +5,7 @@ import enum
 import http.server
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_all_workers_errors_are_raised_together():
 @pytest.mark.parametrize("method", ["refit_update", "refit_bind"])
 def test_a_worker_that_did_not_join_says_so_as_a_value(method):
     reply = getattr(refit.vllm.WorkerExtension(), method)()
-    assert reply == {"rank": None, "state": "none", "refits": 0, "version": None, "delta": None,
+    assert reply == {"rank": None, "state": "none", "refits": 0, "version": None, "delta": None, "metrics": {},
                      "error": "InvalidArgument: refit_init was not called, or failed"}
 
 
@@ -649,7 +650,7 @@ def test_a_worker_asks_for_a_dense_refit_and_tells_how_it_went(trainer_and_worke
 
 
 @pytest.mark.parametrize("joined, has_pidfd", [(True, True), (False, True), (True, False)])
-def test_a_worker_whose_driver_is_killed_leaves_the_other_ranks(tiny_job, trainer_and_worker, monkeypatch, joined, has_pidfd, capfd):
+def test_a_worker_whose_driver_is_killed_leaves_the_other_ranks(tiny_job, trainer_and_worker, monkeypatch, joined, has_pidfd, caplog):
     driver = subprocess.Popen(["sleep", "1000"])
     if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open")
@@ -679,11 +680,10 @@ def test_a_worker_whose_driver_is_killed_leaves_the_other_ranks(tiny_job, traine
                 refit.join(plan, 0, arrays_of(plan, 0), unique_id=meeting, device="cpu", timeout=60).run(timeout=60)
             waiting.result()
     assert time.monotonic() - began < 20
-    said = ""
-    while "this worker leaves" not in said and time.monotonic() - began < 30:
+    said = f"vLLM's driver, process {driver.pid}, is gone: this worker leaves the other ranks"
+    while ("refit", logging.ERROR, said) not in caplog.record_tuples and time.monotonic() - began < 30:
         time.sleep(0.1)
-        said += capfd.readouterr().err
-    assert f"refit: vLLM's driver, process {driver.pid}, is gone: this worker leaves" in said
+    assert ("refit", logging.ERROR, said) in caplog.record_tuples
 
 
 def test_the_driver_of_an_engine_is_the_process_that_started_it(monkeypatch):

@@ -193,6 +193,7 @@ class Engine:
         worker.parallel_config, worker.device, worker.rank = worker.vllm_config.parallel_config, torch.device("cpu"), 0
         self.whole = module_of(plan, TRAINERS + number)
         self.model, draft = parts_of(self.whole)
+        self.model.quant_method = types.SimpleNamespace(unquantized_backend=types.SimpleNamespace(name="TRITON"))  # as vLLM's experts
         worker.model_runner = types.SimpleNamespace(model=self.model, get_model=lambda: self.model, reset_lora_state=lambda: None,
                                                     get_draft_model=lambda: draft)
         worker.speculative_config = worker.vllm_config.speculative_config = None if draft is None else types.SimpleNamespace(draft_model_config="the drafter's")

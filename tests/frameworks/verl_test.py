@@ -78,9 +78,9 @@ def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps):
             if isinstance(metrics, str):
                 pipe.send(metrics)
             else:
-                wanted = {"refit/seconds", "refit/bind_seconds", "refit/bytes"} if rank == 0 else set()
-                assert metrics.keys() - {"refit/is_delta", "refit/change_rate"} == wanted, metrics
+                assert metrics.keys() <= ({f"refit/{name}" for name in refit.metrics.HELP} if rank == 0 else set()), metrics
                 assert all(value >= 0 for value in metrics.values()) and (rank or metrics["refit/bytes"] > 0 or metrics["refit/is_delta"])
+                assert rank or metrics["refit/checked"] == 1
                 pipe.send(None)
         elif command == "report":
             pipe.send(engine.delta_report)

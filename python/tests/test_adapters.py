@@ -1,0 +1,215 @@
+"""What adapters of frameworks do by themselves, on stand-ins for what they import. tests/frameworks runs them in the real packages."""
+import asyncio
+import concurrent.futures
+import importlib
+import sys
+import threading
+import types
+
+import pytest
+
+import refit
+import refit.trainers
+
+
+def module(monkeypatch, path, **names):
+    """A stand-in for a module and for the packages that it is in."""
+    for i in range(1, path.count(".") + 2):
+        name = ".".join(path.split(".")[:i])
+        if name not in sys.modules:
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    vars(sys.modules[path]).update(names)
+    parent, _, last = path.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, sys.modules[path])
+    return sys.modules[path]
+
+
+def adapter(monkeypatch, name):
+    monkeypatch.delitem(sys.modules, f"refit.{name}", raising=False)
+    found = importlib.import_module(f"refit.{name}")
+    monkeypatch.setitem(sys.modules, f"refit.{name}", found)  # is gone afterwards
+    monkeypatch.delattr(refit, name)
+    return found
+
+
+class Sent:
+    """A trainer's sender that notes what it is asked for."""
+
+    joined, metrics, stats, delta_report = True, {"refit/seconds": 0.5}, None, None
+
+    def __init__(self):
+        self.asked, self.closed = [], 0
+
+    def take(self, weights, rank, meeting):
+        return {}
+
+    def send(self, rank, meeting, tensors, device, stream, bind=False, version=None, check=None):
+        self.asked.append((version, check))
+
+    def give_up(self, error):
+        pass
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def plan_path(tiny_job, tmp_path):
+    refit.compile(tiny_job).save(tmp_path / "plan.refit")
+    return tmp_path / "plan.refit"
+
+
+def test_verl_has_trainer_0_say_which_updates_are_checked_and_passes_on_steps(plan_path, monkeypatch):
+    module(monkeypatch, "verl.checkpoint_engine.base", CheckpointEngine=object,
+           CheckpointEngineRegistry=types.SimpleNamespace(register=lambda backend: lambda engine: engine))
+    module(monkeypatch, "verl.workers.rollout.base", _ROLLOUT_REGISTRY={})
+    verl = adapter(monkeypatch, "verl")
+    engines = [verl.RefitCheckpointEngine(1 << 20, plan=str(plan_path), is_master=rank == 0, device="cpu", check_every=2) for rank in range(4)]
+    for engine in engines:
+        engine._sender = Sent()
+
+    async def updated(engine, step):
+        return [item async for item in engine.receive_weights(step)]
+
+    wanted = [True, False, True]
+    for step, checked in enumerate(wanted):
+        metadata = [engine.prepare() for engine in engines]
+        metadata[0]["meeting"] = metadata[0]["meeting"] or "00"
+        trainers, rollout = engines[0].build_topology(2, 2, metadata)
+        for engine, side, i in ((engines[0], trainers, 0), (engines[1], trainers, 1), (engines[2], rollout, 0), (engines[3], rollout, 1)):
+            engine.init_process_group(**{name: values[i] for name, values in side.items()})
+        for engine in engines[:2]:
+            asyncio.run(engine.send_weights(refit.trainers.LiveShards([]), global_steps=step))
+        assert dict(asyncio.run(updated(engines[2], step)))["update"]["check"] == checked
+    assert engines[0]._sender.asked == engines[1]._sender.asked == [(str(step), checked) for step, checked in enumerate(wanted)]
+
+
+def test_nemo_rl_counts_updates_since_ranks_met_on_both_sides(plan_path, monkeypatch):
+    module(monkeypatch, "nemo_rl.utils.checkpoint_engines.base", CheckpointEngine=object)
+    nemo_rl = adapter(monkeypatch, "nemo_rl")
+    policy, rollout = [nemo_rl.CheckpointEngine(1 << 20, str(plan_path), check_every=2, device="cpu") for _ in range(2)]
+    policy._sender, told = Sent(), []
+    done = {"state": "bound", "error": ""}
+    worker = types.SimpleNamespace(
+        refit_init=lambda *_, **__: done, refit_update=lambda timeout, check: told.append(check) or done, refit_metrics=lambda: {"seconds": 0.25},
+        rank=0, vllm_config=types.SimpleNamespace(parallel_config=types.SimpleNamespace(world_size=2, data_parallel_size=1, data_parallel_index=0)))
+
+    async def received():
+        return [batch async for batch in rollout.receive_weight_batches()]
+
+    metadata = [{"plan": policy._plan.digest, "meeting": "00"}]
+    for _ in range(2):
+        policy.init_policy_process_group(worker_rank=0, train_world_size=2, rollout_world_size=2, metadata=metadata)
+        nemo_rl._vllm_worker = worker
+        rollout.init_rollout_process_group(rollout_rank=0, train_world_size=2, rollout_world_size=2, metadata=metadata)
+        for _ in range(3):
+            asyncio.run(policy.send_weights(refit.trainers.LiveShards([])))
+            assert asyncio.run(received()) == []
+    assert told == [check for _, check in policy._sender.asked] == [True, False, True] * 2
+    assert rollout.metrics() == {"refit/seconds": 0.25}
+    nemo_rl._vllm_worker = None
+    assert policy.metrics() == {"refit/seconds": 0.5}
+
+
+@pytest.fixture
+def trl(monkeypatch):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("torch")
+
+    class VLLMGeneration:
+        def sync_weights(self):
+            pass
+
+    class VLLMClient:
+        def init_communicator(self, device=0):
+            pass
+
+        def get_server_info(self):
+            pass
+
+        def get_world_size(self):
+            pass
+
+    module(monkeypatch, "trl.generation.vllm_generation", VLLMGeneration=VLLMGeneration)
+    module(monkeypatch, "trl.generation.vllm_client", VLLMClient=VLLMClient)
+    found = adapter(monkeypatch, "trl")
+    monkeypatch.setattr(found, "_refuse_unfit", lambda generation: None)
+    barrier, told, local = threading.Barrier(2), [None, None], threading.local()
+
+    def gather_object(said):
+        told[local.rank] = said
+        barrier.wait(20)
+        both = [one for said in told for one in said]
+        barrier.wait(20)
+        return both
+
+    monkeypatch.setattr(found, "gather_object", gather_object)
+
+    def on_both(updates):
+        """What an update of each training process raises, of two."""
+        def update(rank):
+            local.rank = rank
+            generation = types.SimpleNamespace(
+                model=None, vllm_client=types.SimpleNamespace(base_url="http://server"),
+                accelerator=types.SimpleNamespace(process_index=rank, num_processes=2, device="cpu"))
+            updates[rank].send(generation)
+
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            return [part.exception() for part in [threads.submit(update, rank) for rank in range(2)]]
+
+    monkeypatch.setattr(refit.trainers, "live_shards_of", lambda owner, model: types.SimpleNamespace(take=lambda: {}))
+    return found, on_both
+
+
+def test_trl_passes_on_versions_and_has_each_kth_update_checked(trl, plan_path, monkeypatch):
+    trl, on_both = trl
+    told = []
+    monkeypatch.setattr(trl.Updates, "_tell", lambda self, url, meeting, check, version: told.append((version, check)))
+    updates = [trl.Updates(plan_path, check_every=2, version=lambda: f"step {len(told)}") for _ in range(2)]
+    for one in updates:
+        one._sender = Sent()
+    trainer = types.SimpleNamespace(_metrics={"train": {"refit/seconds": []}})
+    updates[0].log_with(trainer)
+    for _ in range(3):
+        assert on_both(updates) == [None, None]
+    assert told == updates[0]._sender.asked == updates[1]._sender.asked == [("step 0", True), ("step 1", False), ("step 2", True)]
+    assert trainer._metrics["train"]["refit/seconds"] == [0.5] * 3 and updates[0].metrics == {"refit/seconds": 0.5}
+    with pytest.raises(refit.InvalidArgument, match="wanted one of TRL that keeps metrics"):
+        updates[0].log_with(object())
+
+
+def test_what_one_process_of_trl_fails_at_ends_on_both(trl, plan_path, monkeypatch):
+    trl, on_both = trl
+    monkeypatch.setattr(trl.Updates, "_tell", lambda *_: None)
+    updates = [trl.Updates(plan_path) for _ in range(2)]
+    for one in updates:
+        one._sender = Sent()
+
+    def fails(*_, **__):
+        raise KeyError("only here")
+
+    for rank, owner, name in ((0, trl, "unique_id"), (1, updates[1], "_prepared"), (0, updates[0], "_tell"), (1, updates[1]._sender, "send")):
+        for one in updates:
+            one._sender.joined, one._sender.closed = False, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails)
+            errors = on_both(updates)
+        assert isinstance(errors[rank], KeyError), errors
+        assert f"trainer {rank} failed: KeyError: 'only here'" in str(errors[1 - rank]), errors
+        assert all(one._sender.closed for one in updates)  # both meet anew
+        assert on_both(updates) == [None, None]
+
+
+def test_a_server_that_trl_is_refused_by_is_told_to_all_processes(trl, plan_path, monkeypatch):
+    trl, on_both = trl
+    updates = [trl.Updates(plan_path) for _ in range(2)]
+    client = types.SimpleNamespace(base_url="http://server", get_server_info=lambda: {"weight_transfer_config": None})
+    monkeypatch.setattr(trl, "PartialState", lambda: types.SimpleNamespace(num_processes=1))
+    with pytest.raises(refit.FailedPrecondition, match="the weight transfer of the vLLM server"):
+        updates[0].check_server(client)
+    monkeypatch.setattr(trl, "PartialState", lambda: types.SimpleNamespace(num_processes=2))
+    updates[0].check_server(client)  # others would wait in their next collective
+    errors = on_both(updates)
+    assert all("the weight transfer of the vLLM server" in str(error) for error in errors), errors
+

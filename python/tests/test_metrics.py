@@ -1,0 +1,112 @@
+"""What Refit logs, and the numbers that it hands on."""
+import concurrent.futures
+import logging
+import re
+
+import numpy as np
+import pytest
+
+import refit
+import refit.workers
+
+
+@pytest.fixture
+def ranks(tiny_job):
+    """The executors of a plan whose ranks are threads, bound; and a function that calls a method of each."""
+    plan = refit.compile(tiny_job)
+    fabric = refit.LocalFabric(plan.world_size)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.world_size)]
+
+    def each(call):
+        with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+            return [part.exception() for part in [threads.submit(call, executor) for executor in executors]]
+
+    def bind(executor):
+        executor.bind({name: np.zeros(info.shape, "f4") for name, info in plan.tensors(executor.rank).items()}, timeout=20)
+
+    assert each(bind) == [None] * plan.world_size
+    return executors, each
+
+
+def lines_of(caplog, level):
+    return [record.getMessage() for record in caplog.records if record.name == "refit" and record.levelno == level]
+
+
+def test_an_update_is_one_line_of_rank_0(ranks, caplog):
+    caplog.set_level(logging.INFO, "refit")
+    executors, each = ranks
+    assert not any(each(lambda executor: executor.run(check=True, version="42", timeout=20)))
+    assert not any(each(lambda executor: executor.run(timeout=20)))
+    first, second = lines_of(caplog, logging.INFO)
+    number = r"[0-9]+\.[0-9]"
+    assert re.fullmatch(rf'rank 0, update 1, version "42": {number} ms \(bind {number}.*\), {number} MB, {number} GB/s, checked', first), first
+    assert re.fullmatch(rf"rank 0, update 2: {number} ms( \(.*\))?, {number} MB, {number} GB/s, not checked", second), second
+    assert "bind" not in second
+    caplog.clear()
+    caplog.set_level(logging.DEBUG, "refit")
+    assert not any(each(lambda executor: executor.run(timeout=20)))
+    assert len(lines_of(caplog, logging.DEBUG)) == len(executors) - 1
+
+
+def test_metrics_count_updates_and_failures(ranks):
+    executors, each = ranks
+    assert executors[0].metrics() == {name: 0 for name in refit.metrics.HELP if name.endswith("_total")}
+    for _ in range(2):
+        assert not any(each(lambda executor: executor.run(check=True, timeout=20)))
+    for executor in executors:
+        found, stats = executor.metrics(), executor.stats()
+        assert found.keys() <= refit.metrics.HELP.keys()
+        assert (found["updates_total"], found["failed_updates_total"], found["checked"]) == (2, 0, 1)
+        assert found["bytes"] == max(stats["bytes_sent"], stats["bytes_received"]) > 0
+        assert found["sent_bytes_total"] == 2 * stats["bytes_sent"] and found["seconds"] > 0
+    assert all(each(lambda executor: executor.run(check=executor.rank == 0, timeout=20)))
+    assert executors[0].metrics()["failed_updates_total"] == 1 and "seconds" not in executors[0].metrics()
+
+
+def test_a_notice_is_a_warning_once(ranks, caplog, monkeypatch):
+    executors, each = ranks
+    executors[1]._core = Noticing(executors[1]._core)
+    for _ in range(2):
+        assert not any(each(lambda executor: executor.run(timeout=20)))
+    assert lines_of(caplog, logging.WARNING) == ["rank 1: not recorded as a graph: for the test"]
+
+
+class Noticing:
+    def __init__(self, core):
+        self._core = core
+
+    def notices(self):
+        return ["not recorded as a graph: for the test"]
+
+    def __getattr__(self, name):
+        return getattr(self._core, name)
+
+
+def test_openmetrics_text_has_a_type_and_help_for_each():
+    text = refit.metrics.openmetrics({"updates_total": 2.0, "seconds": 0.125}, rank=1, engine='a"b')
+    assert text == """# HELP refit_updates Updates that succeeded.
+# TYPE refit_updates counter
+refit_updates_total{rank="1",engine="a\\"b"} 2
+# HELP refit_seconds Wall time of the last update, with waits for other ranks.
+# TYPE refit_seconds gauge
+refit_seconds{rank="1",engine="a\\"b"} 0.125
+# EOF
+"""
+    assert "refit_seconds 0.125\n" in refit.metrics.openmetrics({"seconds": 0.125})
+
+
+def test_an_engine_logs_its_slowest_worker(caplog):
+    caplog.set_level(logging.INFO, "refit")
+    worker = {"seconds": 0.1, "bind_seconds": 0.0, "wire_seconds": 0.09, "bytes": 2e9, "gigabytes_per_second": 20.0, "checked": 1.0}
+    refit.workers.log_update("vLLM", "42", [{"rank": 2, "metrics": worker}, {"rank": 3, "metrics": {**worker, "seconds": 0.2}}])
+    assert lines_of(caplog, logging.INFO) == [
+        'vLLM, 2 workers, version "42": slowest is rank 3: 200.0 ms (wire 90.0), 2000.0 MB, 20.0 GB/s, checked']
+    refit.workers.log_update("vLLM", None, [{"rank": 2}])  # of an older worker
+    assert len(caplog.records) == 1
+
+
+def test_no_module_prints():
+    import pathlib
+
+    for module in pathlib.Path(refit.__file__).resolve().parent.glob("*.py"):
+        assert not re.search(r"^[^#\n]*(\bprint\(|sys\.stderr)", module.read_text().partition('"""')[2].partition('"""')[2], re.MULTILINE), module
