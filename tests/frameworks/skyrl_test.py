@@ -11,6 +11,7 @@ Ray, vLLM's engine around its worker, kernels, and Megatron, whose model chunks 
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import importlib.metadata
 import os
 import pathlib
@@ -193,7 +194,7 @@ class Engine:
         worker.parallel_config, worker.device, worker.rank = worker.vllm_config.parallel_config, torch.device("cpu"), 0
         self.whole = module_of(plan, TRAINERS + number)
         self.model, draft = parts_of(self.whole)
-        self.model.quant_method = types.SimpleNamespace(unquantized_backend=types.SimpleNamespace(name="TRITON"))  # as vLLM's experts
+        self.model.quant_method = types.SimpleNamespace(unquantized_backend=enum.Enum("Backend", ["TRITON"]).TRITON)  # as vLLM's experts
         worker.model_runner = types.SimpleNamespace(model=self.model, get_model=lambda: self.model, reset_lora_state=lambda: None,
                                                     get_draft_model=lambda: draft)
         worker.speculative_config = worker.vllm_config.speculative_config = None if draft is None else types.SimpleNamespace(draft_model_config="the drafter's")
@@ -320,7 +321,8 @@ def updates(path):
                 answers = on_all(trainers, ("init", None), (command, None))
                 assert wanted in answers[1] and "trainer 1 failed: " in answers[0] and wanted in answers[0], answers
                 assert time.monotonic() - began < 10, answers
-            assert on_all(trainers, ("init", None)) == [None, None]
+            answers = on_all(trainers, ("init", None))
+            assert answers == [None, None], answers
             for step in (1, 2):
                 answers = on_all(trainers, ("update", step))
                 assert answers == [None, None], answers

@@ -311,7 +311,7 @@ def a_gpu_is_the_callers(path):
     """torch's current device and stream are each thread's own; send_weights works on another thread."""
     here = threading.local()
     here.device, used = 3, []
-    executor = types.SimpleNamespace(run=lambda stream, **_: used.append(stream), stats=lambda: {"bytes_sent": 0}, delta_report=None)
+    executor = types.SimpleNamespace(run=lambda stream, **_: used.append(stream), metrics=dict)
     with mock.patch.object(torch.cuda, "current_device", lambda: getattr(here, "device", 0)), \
             mock.patch.object(torch.cuda, "device", contextlib.nullcontext), \
             mock.patch.object(torch.cuda, "current_stream", lambda device: (device, threading.get_ident())), \
