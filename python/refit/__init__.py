@@ -8,9 +8,10 @@
 
 docs/python.md is the guide.
 """
-from refit import dtensors, metrics, rendezvous, tensors
+from refit import auto, dtensors, metrics, rendezvous, tensors
 from refit._core import LocalFabric, cuda_built, cuda_device_count
 from refit._core import version as __version__
+from refit.auto import supports
 from refit.check import Beyond, Mismatch, Report, check
 from refit.description import describe, describe_state_dict, transformers_placements
 from refit.errors import (Aborted, BindError, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, FileDenied,
@@ -25,7 +26,7 @@ __all__ = [
     "Executor", "FailedPrecondition",
     "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
     "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",
-    "Unimplemented", "__version__", "cast_and_mark", "check", "compile", "cuda_built", "cuda_device_count",
-    "describe", "describe_state_dict", "join", "merge", "metrics", "nccl_library", "rendezvous", "run_local", "tensors",
+    "Unimplemented", "__version__", "auto", "cast_and_mark", "check", "compile", "cuda_built", "cuda_device_count",
+    "describe", "describe_state_dict", "join", "merge", "metrics", "nccl_library", "rendezvous", "run_local", "supports", "tensors",
     "transformers_placements", "ucx_library",
 ]

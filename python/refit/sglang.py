@@ -216,8 +216,8 @@ def refusal_of_table(planned: Mapping[int, Sequence[int]], held: Optional[Sequen
 
 def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
     """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
-    return workers.job_side("sglang", str(facts["sglang"]), facts, (
-        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS, vision)
+    return workers.job_side(workers.side_of("sglang", str(facts["sglang"]), facts, (
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS, vision), facts)
 
 
 def refusal_before_bind(model: Any) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import os
+from collections.abc import Mapping
 from typing import Any, Callable, Optional, Union
 
 from accelerate import PartialState
@@ -20,17 +21,24 @@ from accelerate.utils import gather_object, is_peft_model
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
-from refit import trainers
+from refit import auto, trainers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport
+from refit.metrics import logger
 from refit.plan import Plan
 from refit.rendezvous import unique_id
 from refit.vllm import BACKEND
-from refit.vllm_client import HTTPClient, update_by
+from refit.vllm_client import ExtensionHTTPClient, HTTPClient, update_by
 
 # What `install` replaces or calls, with its parameters.
 _METHODS = ((VLLMGeneration, "sync_weights", ("self",)), (VLLMClient, "init_communicator", ("self", "device")),
             (VLLMClient, "get_server_info", ("self",)), (VLLMClient, "get_world_size", ("self",)))
+
+
+EXTENSION = "refit.vllm.WorkerExtension"
+
+# TRL's own methods that `install` replaces.
+ORIGINALS: dict[str, Any] = {}
 
 
 class Sender(trainers.Sender):
@@ -40,32 +48,55 @@ class Sender(trainers.Sender):
 class Updates:
     """A training process's part of the updates; the main process also tells the server's workers theirs."""
 
-    def __init__(self, plan: Union[str, "os.PathLike[str]"], *, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
+    def __init__(self, plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, "os.PathLike[str]"] = "refit-auto",
+                 check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
                  version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS):
-        self._path, self._version, self._timeout = os.path.abspath(plan), version, timeout
+        if on_refusal not in ("raise", "framework"):
+            raise InvalidArgument(f'on_refusal is {on_refusal!r}; wanted "raise" or "framework"')
+        self._given, self._save_to, self._falls_back = plan, save_to, on_refusal == "framework"
+        self._version, self._timeout = version, timeout
         self._checks = trainers.Checks(check, check_every)
         self._trainer: Any = None  # whose logs have the metrics
-        self._plan = Plan.load(plan)
-        self._sender = Sender(self._plan, timeout=timeout, check=False, snapshot_on_host=snapshot_on_host)
+        self._snapshot_on_host = snapshot_on_host
+        self._plan: Optional[Plan] = None  # "auto" makes one at the first update
+        self._sender: Any = None
+        if not auto.is_made(plan):
+            self._take_plan(auto.load(plan))
+        # What the server's workers are told of the plan: its path, or the plan itself.
+        self._told: Any = None if auto.is_made(plan) or isinstance(plan, (Plan, Mapping)) else os.path.abspath(plan)
+        self._client: Callable[[str], HTTPClient] = HTTPClient
+        self._init_communicator: Optional[Callable[[], None]] = None  # TRL's own, of the main process
+        self._by_framework: Optional[bool] = None  # since the first update
         self._meeting: Optional[bytes] = None
         self._engine_joined: Optional[bytes] = None
         self._refused: Optional[Exception] = None  # by `check_server`, of the main process
 
-    def check_server(self, client: Any) -> None:
+    def _take_plan(self, plan: Plan) -> None:
+        self._plan = plan
+        self._sender = Sender(plan, timeout=self._timeout, check=False, snapshot_on_host=self._snapshot_on_host)
+
+    def check_server(self, client: Any, init_communicator: Optional[Callable[[], None]] = None) -> None:
         """Refuses a server whose workers are not those of the plan. Nothing is connected before the first update. The main process alone
-        has a client, so beside others it keeps the error for the first update, where all hear of it."""
+        has a client, so beside others it keeps the error for the first update, where all hear of it. `init_communicator`: TRL's own."""
+        self._init_communicator = init_communicator
         try:
             self._check_server(client)
         except Exception as error:
-            if PartialState().num_processes == 1:
+            if PartialState().num_processes == 1 and not self._falls_back:
                 raise
             self._refused = error
 
     def _check_server(self, client: Any) -> None:
-        found = client.get_server_info()["weight_transfer_config"]
-        if (found or {}).get("backend") != BACKEND:
+        info = client.get_server_info()
+        found = info["weight_transfer_config"]
+        is_ours = (found or {}).get("backend") == BACKEND
+        extension = (info.get("parallel_config") or {}).get("worker_extension_cls")
+        self._client = ExtensionHTTPClient if not is_ours and extension == EXTENSION else HTTPClient
+        if not is_ours and extension != EXTENSION:
             raise FailedPrecondition(f"the weight transfer of the vLLM server at {client.base_url} is {found}; start it with "
                                      f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}'""")
+        if self._plan is None:
+            return
         workers = client.get_world_size()
         if workers != self._plan.destination_ranks:
             raise InvalidArgument(f"the vLLM server at {client.base_url} has {workers} workers; the plan has "
@@ -73,7 +104,12 @@ class Updates:
 
     def send(self, generation: Any) -> None:
         """One refit from the live shards of this process's model. Collective over the training processes, and if it fails on one it fails
-        on all."""
+        on all. With on_refusal="framework" TRL's own update, if Refit was refused before the first."""
+        if self._by_framework is None and (self._falls_back or self._plan is None):
+            self._settle(generation)
+        if self._by_framework:
+            ORIGINALS["sync_weights"](generation)
+            return
         rank = generation.accelerator.process_index
         mine: list[Any] = []
 
@@ -112,46 +148,95 @@ class Updates:
             raise InvalidArgument(f"the trainer is a {type(trainer).__name__}; wanted one of TRL that keeps metrics, as GRPOTrainer")
         self._trainer = trainer
 
-    def _prepared(self, generation: Any) -> tuple[Any, Any, Any]:
-        """This process's tensors, its device and the stream there."""
+    def _settle(self, generation: Any) -> None:
+        """Makes the plan of "auto", and decides who moves the weights. Collective, before the first update."""
+        is_main = generation.accelerator.process_index == 0
+
+        def settle() -> tuple[Optional[str], Optional[bytes]]:
+            try:
+                self._refuse(generation)
+                plan = self._made(generation) if is_main and self._plan is None else self._plan
+                if plan is not None:
+                    self._refuse_ranks(plan, generation.accelerator)
+                return None, plan.to_bytes() if is_main and plan is not None else None
+            except Exception as error:
+                if not self._falls_back:
+                    raise
+                return f"{type(error).__name__}: {error}", None
+
+        told = _agreed(settle)
+        refusals = [refusal for refusal, _ in told if refusal is not None]
+        if refusals:
+            def fall_back() -> None:
+                if is_main:
+                    logger.warning("Refit does not move these weights, and TRL does: %s", "; ".join(dict.fromkeys(refusals)))
+                    if self._init_communicator is not None:
+                        self._init_communicator()
+
+            _agreed(fall_back)
+        elif self._plan is None:
+            self._take_plan(Plan.from_bytes(told[0][1] or b""))
+        self._by_framework = bool(refusals)
+
+    def _made(self, generation: Any) -> Plan:
+        model, client = generation.model, self._client(generation.vllm_client.base_url)
+        plan = auto.made(self._given, lambda: {
+            "model": auto.config_of(model), "source": auto.source_of(model, generation.accelerator.num_processes),
+            "destination": client.destination()}, self._save_to)
+        return plan
+
+    def _refuse(self, generation: Any) -> None:
         if self._refused is not None:
             raise self._refused
         _refuse_unfit(generation)
-        accelerator = generation.accelerator
-        if accelerator.num_processes != self._plan.source_ranks:
-            raise InvalidArgument(f"TRL has {accelerator.num_processes} training processes; the plan has {self._plan.source_ranks} "
+
+    def _refuse_ranks(self, plan: Plan, accelerator: Any) -> None:
+        if accelerator.num_processes != plan.source_ranks:
+            raise InvalidArgument(f"TRL has {accelerator.num_processes} training processes; the plan has {plan.source_ranks} "
                                   "source ranks")
+
+    def _prepared(self, generation: Any) -> tuple[Any, Any, Any]:
+        """This process's tensors, its device and the stream there."""
+        self._refuse(generation)
+        accelerator = generation.accelerator
+        assert self._plan is not None
+        self._refuse_ranks(self._plan, accelerator)
         return trainers.live_shards_of(self, generation.model).take(), *trainers.here(str(accelerator.device))
 
     def _tell(self, url: str, meeting: bytes, check: bool, version: Optional[str]) -> None:
         # Not by TRL's client: that posts again after an error.
-        client = HTTPClient(url)
+        client = self._client(url)
         if self._engine_joined != meeting:
-            client.init_weight_transfer_engine({"plan": self._path, "meeting": meeting.hex(), "timeout": self._timeout})
+            client.init_weight_transfer_engine({"plan": self._told or auto.inline(self._sender.plan), "meeting": meeting.hex(), "timeout": self._timeout})
             self._engine_joined = meeting
         update_by(client, {"timeout": self._timeout, "check": check}, version)
 
     @property
     def metrics(self) -> dict[str, float]:
         """What this process's last update took, as `Executor.metrics` tells it, with "refit/" before each name."""
-        return self._sender.metrics
+        found: dict[str, float] = {} if self._sender is None else self._sender.metrics
+        return found
 
     @property
     def stats(self) -> Optional[dict[str, Any]]:
         """What this process's last update did, as `Executor.stats` tells it; None before the first and after one that failed."""
-        return self._sender.stats
+        stats: Optional[dict[str, Any]] = None if self._sender is None else self._sender.stats
+        return stats
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:
         """How this process's last update went, as `Executor.delta_report` tells it."""
-        return self._sender.delta_report
+        report: Optional[DeltaReport] = None if self._sender is None else self._sender.delta_report
+        return report
 
     def ask_dense(self) -> None:
         """Makes the next update of a plan with options.delta send all, on all ranks. One process's request is enough."""
-        self._sender.ask_dense()
+        if self._sender is not None:
+            self._sender.ask_dense()
 
     def close(self) -> None:
-        self._sender.close()
+        if self._sender is not None:
+            self._sender.close()
 
 
 def _agreed(action: Callable[[], Any]) -> list[Any]:
@@ -172,24 +257,28 @@ def _refuse_unfit(generation: Any) -> None:
         raise FailedPrecondition("ZeRO 3 has flat parameters, which are no shards of a plan: take FSDP 2")
 
 
-def install(plan: Union[str, "os.PathLike[str]"], *, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
-            version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS) -> Updates:
+def install(plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, "os.PathLike[str]"] = "refit-auto", check: bool = False,
+            check_every: int = 0, snapshot_on_host: bool = False, version: Optional[Callable[[], str]] = None,
+            timeout: float = TIMEOUT_SECONDS) -> Updates:
     """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `plan`: a path that
-    training processes and vLLM's workers can read. `check`: after each update all ranks compare what they hold, as
+    training processes and vLLM's workers can read, a `Plan`, a job as a dict, or "auto": then the job is that of the trainer and the
+    server, and is saved in the folder `save_to`. `on_refusal`: "framework" has TRL move the weights if Refit is refused before the first
+    update. `check`: after each update all ranks compare what they hold, as
     `Executor.run(check=True)` does; `check_every=K`: after the first and each K-th. `snapshot_on_host`: of training processes, as `Executor`
     has it. `version`: the main process calls it at each update, and vLLM's weight version becomes what it returns. `timeout`: seconds. Call `install` again to replace the
     plan."""
     release = importlib.metadata.version("trl")
     for owner, name, wanted in _METHODS:
         method = getattr(owner, name, None)
+        ORIGINALS.setdefault(name, method)
         found = None if method is None else tuple(inspect.signature(method).parameters)
         if found != wanted:
             raise FailedPrecondition(f"TRL {release} has {'no' if found is None else 'another'} {owner.__name__}.{name}"
                                      f"({'' if found is None else ', '.join(found)}); wanted ({', '.join(wanted)}), as of TRL 1.16")
-    updates = Updates(plan, check=check, check_every=check_every, snapshot_on_host=snapshot_on_host, version=version, timeout=timeout)
+    updates = Updates(plan, on_refusal=on_refusal, save_to=save_to, check=check, check_every=check_every, snapshot_on_host=snapshot_on_host, version=version, timeout=timeout)
 
     def init_communicator(self: Any, device: Any = 0) -> None:
-        updates.check_server(self)
+        updates.check_server(self, lambda: ORIGINALS["init_communicator"](self, device))
 
     def sync_weights(self: Any) -> None:
         updates.send(self)

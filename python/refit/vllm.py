@@ -18,10 +18,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import os
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
 
-from refit import vllm_cores, vllm_driver, vllm_worker, weight_memory, workers
+from refit import auto, vllm_cores, vllm_driver, vllm_worker, weight_memory, workers
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
@@ -33,7 +32,7 @@ from refit.workers import Reply, WorkerError, checked
 
 __all__ = [
     "BACKEND", "DERIVED", "MOE_BACKENDS", "WorkerError", "WorkerExtension", "bind", "bind_async", "bind_worker", "checked", "close",
-    "close_async", "compare", "compare_async", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
+    "close_async", "compare", "compare_async", "destination", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
     "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_before_bind", "refusal_of", "register", "run_worker", "tensors_of", "towers_of", "update",
     "update_async",
 ]
@@ -241,14 +240,20 @@ def refusal_of_packed(executor: Executor, parameters: Mapping[str, Any]) -> str:
         "has. Serve on GPUs")
 
 
-def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
+def side_of(facts: Mapping[str, Any], vision: bool = False) -> dict[str, Any]:
     """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
-    return workers.job_side("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), facts, (
+    return workers.side_of("vllm", ".".join(str(facts["vllm"]).split(".")[:2]), facts, (
         "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel"), MOE_BACKENDS, vision)
 
 
-def load_plan(plan: Union[Plan, str, "os.PathLike[str]"]) -> Plan:
-    return plan if isinstance(plan, Plan) else Plan.load(plan)
+def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
+    """The same in words."""
+    return workers.job_side(side_of(facts, vision), facts)
+
+
+def load_plan(plan: Any) -> Plan:
+    """A plan, from its path or from what `refit.auto.inline` made of it."""
+    return auto.load(plan)
 
 
 def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, model: Any, *, rank: int, device: Any,
@@ -563,6 +568,12 @@ def facts(llm: Any) -> list[dict[str, Any]]:
 
 async def facts_async(llm: Any) -> list[dict[str, Any]]:
     return await vllm_cores.call_async(llm, "refit_facts")
+
+
+def destination(llm: Any) -> dict[str, Any]:
+    """The destination of a job for this engine, from what its workers chose."""
+    found = facts(llm)[0]
+    return {**side_of(found), "dtype": auto.DTYPES.get(found["dtype"], found["dtype"])}
 
 
 def close(llm: Any) -> list[Reply]:

@@ -12,8 +12,9 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
+from refit import auto
 from refit.executor import TIMEOUT_SECONDS
-from refit.workers import GRACE_SECONDS, WorkerError, deadline
+from refit.workers import GRACE_SECONDS, WorkerError, checked, deadline
 
 # How long the end of an update that failed is waited for: the engine may hang, or its part may need the caller.
 ABANDON_SECONDS = 1.0
@@ -42,12 +43,19 @@ class HTTPClient:
 
     def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
         self._post("/finish_weight_update", None, **({} if weight_version is None else {"weight_version": weight_version}))
-        # Both hold what the old weights computed.
+        self._reset_caches()
+
+    def _reset_caches(self) -> None:
+        """Both hold what the old weights computed."""
         self._post("/reset_encoder_cache")
         answer = self._post("/reset_prefix_cache?reset_running_requests=true")
         if not answer.get("success", True):
             raise WorkerError(f"the vLLM server at {self.base_url} has the new weights, but cannot reset its prefix cache, which holds "
                               "what the old weights computed: requests hold it. End the requests and update again")
+
+    def destination(self) -> dict[str, Any]:
+        """The destination of a job for this server's engine."""
+        return auto.vllm_destination(self._get("/server_info?config_format=json")["vllm_config"], str(self._get("/version")["version"]))
 
     def abandon_weight_update(self) -> None:
         """Ends an update that failed. Its caches are left to the next one."""
@@ -58,10 +66,16 @@ class HTTPClient:
 
     def _post(self, path: str, seconds: Optional[float] = None, **body: Any) -> dict[str, Any]:
         """Once: the workers of a request that is posted again would wait for trainers that have given up."""
+        return self._asked(path, json.dumps(body).encode(), self._seconds(body) if seconds is None else seconds)
+
+    def _get(self, path: str) -> dict[str, Any]:
+        return self._asked(path, None, GRACE_SECONDS)
+
+    def _asked(self, path: str, body: Optional[bytes], seconds: float) -> dict[str, Any]:
         url = self.base_url + path
-        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
+        request = urllib.request.Request(url, body, self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._seconds(body) if seconds is None else seconds) as response:
+            with urllib.request.urlopen(request, timeout=seconds) as response:
                 answer: dict[str, Any] = json.loads(response.read() or b"{}")
                 return answer
         except urllib.error.HTTPError as error:
@@ -76,6 +90,34 @@ class HTTPClient:
         told = [info["timeout"] for info in body.values() if isinstance(info, Mapping) and "timeout" in info]
         self._workers_timeout = max(told, default=self._workers_timeout)
         return min(deadline(self._workers_timeout), threading.TIMEOUT_MAX)
+
+
+class ExtensionHTTPClient(HTTPClient):
+    """The same for a server whose workers have refit.vllm.WorkerExtension, whatever its weight-transfer backend."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        info = {"engine": 0, "check_backends": True, "timeout": TIMEOUT_SECONDS, "engines": None, **init_info}
+        self._call("refit_init", info, "plan", "meeting", "engine", "check_backends", "timeout", "engines")
+
+    def start_weight_update(self) -> None:
+        """Nothing to begin."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        info = {"version": None, "timeout": TIMEOUT_SECONDS, "check": False, "dense": False, **update_info}
+        if info.get("bind"):
+            self._call("refit_bind", info, "timeout")
+        self._call("refit_update", info, "version", "timeout", "check", "dense")
+
+    def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
+        self._reset_caches()
+
+    def abandon_weight_update(self) -> None:
+        """Nothing to end."""
+
+    def _call(self, method: str, info: Mapping[str, Any], *names: str) -> None:
+        seconds = min(deadline(info["timeout"]), threading.TIMEOUT_MAX)
+        answer = self._post("/collective_rpc", seconds, method=method, args=[info[name] for name in names], timeout=seconds)
+        checked(answer["results"])
 
 
 def _message(body: bytes) -> str:

@@ -22,11 +22,12 @@ from vllm.distributed.weight_transfer import base
 from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeightTransferEngine, WeightTransferEngine,
                                                    WeightTransferInitInfo, WeightTransferUpdateInfo)
 
-from refit import vllm_driver, vllm_worker
+from refit import auto, vllm_driver, vllm_worker
 from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.names import are_at_other_addresses
-from refit.trainers import Checks, Taken, addresses_of, together
+from refit.plan import Plan
+from refit.trainers import Checks, Taken, addresses_of, agreed, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
@@ -154,7 +155,8 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
 
 @dataclasses.dataclass
 class RefitTrainerInitInfo(TrainerInitInfo):
-    """`rank` is the plan's source rank. `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
+    """`plan`: a path, a `Plan`, a job as a dict, or "auto", whose job is saved in the folder `save_to`. `rank` is the plan's source rank.
+    `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
     and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
     bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `snapshot_on_host`: as `Executor` has it. `check_every`, the
     same on all trainers: K has the first update and each K-th checked."""
@@ -168,6 +170,7 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     snapshot_on_host: bool = False
     check_backends: bool = True
     check_every: int = 0
+    save_to: Any = "refit-auto"
     timeout: float = TIMEOUT_SECONDS
 
 
@@ -179,6 +182,28 @@ def _shards_of(source: Any) -> Optional[Callable[[], Any]]:
         return lambda: ((name, parameter) for name, parameter in module.named_parameters() if _has_part(parameter))
     implements = getattr(source, "implements_iter_local", lambda: hasattr(source, "iter_local"))
     return source.iter_local if implements() else None
+
+
+def _made(info: RefitTrainerInitInfo, client: Any, source: Any) -> Plan:
+    """The plan of a job or of "auto", which trainer 0 compiles for all."""
+    group = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
+    ranks = 1 if group is None else group.get_world_size()
+
+    def job() -> dict[str, Any]:
+        module = getattr(source, "_module", None)
+        if module is None or not hasattr(client, "destination"):
+            raise InvalidArgument(f'plan="auto" needs a ModuleSource and a refit.vllm_client.HTTPClient; found a {type(source).__name__} and a '
+                                  f"{type(client).__name__}")
+        return {"model": auto.config_of(module), "source": auto.source_of(module, ranks), "destination": client.destination()}
+
+    def gather(said: Any) -> list[Any]:
+        told: list[Any] = [None] * ranks
+        if group is None:
+            return [said]
+        group.all_gather_object(told, said)
+        return told
+
+    return Plan.from_bytes(agreed(lambda: auto.made(info.plan, job, info.save_to).to_bytes() if info.rank == 0 else None, gather)[0])
 
 
 def _has_part(parameter: Any) -> bool:
@@ -198,6 +223,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         if _shards_of(source) is None:
             raise InvalidArgument(f"the source is a {type(source).__name__}; wanted one that has iter_local: Refit reads "
                                   "each rank's own shards and gathers nothing")
+        if auto.is_made(init_info.plan):
+            init_info.plan = _made(init_info, client, source)
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         engine.rank = init_info.rank  # from 0.33 on an argument
         engine._info, engine._checks = init_info, Checks(False, init_info.check_every)
@@ -211,7 +238,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
     def _meet(self) -> None:
         """Has all ranks join by the meeting of the init info."""
         info = self._info
-        worker = {"plan": info.plan, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
+        plan = auto.inline(info.plan) if isinstance(info.plan, Plan) and isinstance(info.meeting, str) else info.plan
+        worker = {"plan": plan, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
         self._together(lambda: self.client.init_weight_transfer_engine(worker), self._join)
 
     _info: RefitTrainerInitInfo

@@ -268,8 +268,8 @@ def negative_exp(_: str, tensor: Any) -> None:
         tensor.copy_(-torch.exp(tensor.float()))
 
 
-def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable[str], orders: Mapping[str, str],
-             vision: bool) -> str:
+def side_of(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable[str], orders: Mapping[str, str],
+            vision: bool) -> dict[str, Any]:
     """The destination of a job for a worker of these `facts`: those of its `keys` that are no default, the vision tower if a
     plan for the worker moves it (`vision`), and the experts' order."""
     side: dict[str, Any] = {"layout": layout, "version": version}
@@ -277,7 +277,11 @@ def job_side(layout: str, version: str, facts: Mapping[str, Any], keys: Iterable
     if vision:
         side |= {"vision": True} | ({"mm_encoder_tp_mode": "data"} if facts["mm_encoder_tp_mode"] == "data" else {})
     backends = sorted({orders.get(name, "triton") for name in facts["moe_backends"]} - {"triton"})
-    side |= {"moe_backend": backend for backend in backends}
+    return side | {"moe_backend": backend for backend in backends}
+
+
+def job_side(side: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """A worker's destination in words."""
     quantized = f', quantization {facts["quantization"]}' if facts["quantization"] else ""
     return f'this worker is "destination": {json.dumps(side)}, dtype {facts["dtype"]}{quantized}'
 

@@ -2,6 +2,7 @@
 import asyncio
 import concurrent.futures
 import importlib
+import json
 import sys
 import threading
 import types
@@ -146,12 +147,12 @@ def trl(monkeypatch):
 
     monkeypatch.setattr(found, "gather_object", gather_object)
 
-    def on_both(updates):
+    def on_both(updates, model=None):
         """What an update of each training process raises, of two."""
         def update(rank):
             local.rank = rank
             generation = types.SimpleNamespace(
-                model=None, vllm_client=types.SimpleNamespace(base_url="http://server"),
+                model=model, vllm_client=types.SimpleNamespace(base_url="http://server"),
                 accelerator=types.SimpleNamespace(process_index=rank, num_processes=2, device="cpu"))
             updates[rank].send(generation)
 
@@ -177,6 +178,74 @@ def test_trl_passes_on_versions_and_has_each_kth_update_checked(trl, plan_path, 
     assert trainer._metrics["train"]["refit/seconds"] == [0.5] * 3 and updates[0].metrics == {"refit/seconds": 0.5}
     with pytest.raises(refit.InvalidArgument, match="wanted one of TRL that keeps metrics"):
         updates[0].log_with(object())
+
+
+@pytest.fixture
+def trained(trl, monkeypatch, tmp_path):
+    """A TRL whose trainers' module has a config, whose server is a vLLM of one worker; and what its own methods and Refit's are told."""
+    found, on_both = trl
+    torch = pytest.importorskip("torch")
+    config = types.SimpleNamespace(to_dict=lambda: {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16"})
+    model = torch.nn.Linear(4, 4)
+    model.config = config
+    told = []
+    monkeypatch.setattr(found.Updates, "_tell", lambda self, url, meeting, check, version: told.append("refit"))
+    monkeypatch.setattr(found.HTTPClient, "destination", lambda self: {"layout": "vllm", "version": "0.32", "dtype": "bf16"})
+    monkeypatch.setattr(found, "Sender", lambda plan, **_: vars(sent := Sent()).update(plan=plan) or sent)
+    monkeypatch.setattr(found, "PartialState", lambda: types.SimpleNamespace(num_processes=2))
+    monkeypatch.setitem(found.ORIGINALS, "sync_weights", lambda generation: told.append(generation.accelerator.process_index))
+
+    def update(info, model=model, **options):
+        told.clear()
+        updates = [found.Updates("auto", save_to=tmp_path / "auto", **options) for _ in range(2)]
+        updates[0].check_server(types.SimpleNamespace(base_url="http://server", get_server_info=lambda: info),
+                                lambda: told.append("communicator"))
+        return updates, [on_both(updates, model) for _ in range(2)]
+
+    return update, told, tmp_path / "auto"
+
+
+REFITS, NCCL = {"weight_transfer_config": {"backend": "refit"}}, {"weight_transfer_config": {"backend": "nccl"}}
+
+
+def test_trl_compiles_the_job_of_what_runs(trained, caplog):
+    caplog.set_level("INFO", "refit")
+    update, told, folder = trained
+    updates, errors = update(REFITS)
+    assert errors == [[None, None]] * 2 and told == ["refit"] * 2
+    job = json.loads((folder / "job.json").read_text())
+    assert job == {"model": "config.json", "source": {"layout": "fsdp", "data_parallel": 1, "dtype": "fp32", "replicas": 2},
+                   "destination": {"layout": "vllm", "version": "0.32", "dtype": "bf16"}}
+    plan = refit.Plan.load(folder / "plan.refit")
+    assert updates[0]._plan == updates[1]._plan == plan == refit.compile(folder / "job.json")
+    assert sum("the job, also in" in record.getMessage() for record in caplog.records) == 1
+    # A job that is given wins.
+    updates[0]._given = {**job, "model": str(folder / "config.json")}
+    assert updates[0]._made(types.SimpleNamespace(model=None, vllm_client=types.SimpleNamespace(base_url=""))) == plan
+
+
+def test_trl_moves_the_weights_where_refit_is_refused(trained, caplog):
+    update, told, _ = trained
+    _, errors = update(NCCL, on_refusal="framework")
+    assert errors == [[None, None]] * 2
+    assert told[0] == "communicator" and sorted(told[1:]) == [0, 0, 1, 1]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("Refit does not move these weights, and TRL does: FailedPrecondition: the weight transfer of the vLLM server")
+    # Of a server with both ways Refit takes the worker extension; a job that does not compile is the framework's.
+    both = {**NCCL, "parallel_config": {"worker_extension_cls": "refit.vllm.WorkerExtension"}}
+    updates, errors = update(both, on_refusal="framework")
+    assert errors == [[None, None]] * 2 and told == ["refit"] * 2
+    assert updates[0]._client.__name__ == "ExtensionHTTPClient"
+    _, errors = update(both, object(), on_refusal="framework")
+    assert errors == [[None, None]] * 2 and told[0] == "communicator"
+    # Without being asked, nobody falls back.
+    _, errors = update(NCCL)
+    assert all("the weight transfer of the vLLM server" in str(error) for pair in errors for error in pair) and told == []
+    with pytest.raises(refit.InvalidArgument, match='on_refusal is "?.nccl.*; wanted "raise" or "framework"'):
+        update(NCCL, on_refusal="nccl")
 
 
 def test_what_one_process_of_trl_fails_at_ends_on_both(trl, plan_path, monkeypatch):

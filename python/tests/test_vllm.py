@@ -19,7 +19,7 @@ import pytest
 import refit
 import refit.vllm
 from refit import lora, requirements, vllm_worker, weight_memory
-from refit.vllm_client import Clients, HTTPClient, update_by
+from refit.vllm_client import Clients, ExtensionHTTPClient, HTTPClient, update_by
 from refit.vllm_draft import WithDraft
 
 
@@ -924,6 +924,12 @@ def server():
         def do_POST(self):
             found.seen.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
             found.headers.append(dict(self.headers))
+            self.answer()
+
+        def do_GET(self):
+            self.answer()
+
+        def answer(self):
             found.delays.get(self.path, done).wait(20)
             status, text = found.answers.get(self.path, (200, ""))
             self.send_response(status)
@@ -991,6 +997,26 @@ def test_an_engine_that_hangs_is_waited_for_once(server, monkeypatch):
         update_by(HTTPClient(server.url, 0.2), {})
     assert time.monotonic() - began < 2
     server.delays["/update_weights"].set()
+
+
+def test_a_server_is_driven_by_its_worker_extension(server):
+    reply = {"rank": 1, "state": "bound", "error": ""}
+    server.answers["/collective_rpc"] = (200, json.dumps({"results": [reply]}))
+    client = ExtensionHTTPClient(server.url)
+    client.init_weight_transfer_engine({"plan": {"base64": ""}, "meeting": "00", "timeout": 5})
+    update_by(client, {"timeout": 5, "check": True}, "7")
+    assert [(path, body.get("method"), body.get("args")) for path, body in server.seen] == [
+        ("/collective_rpc", "refit_init", [{"base64": ""}, "00", 0, True, 5, None]),
+        ("/collective_rpc", "refit_update", [None, 5, True, False]), (ENCODER, None, None), (PREFIXES, None, None)]
+    server.answers["/collective_rpc"] = (200, json.dumps({"results": [reply, {**reply, "error": "BindError: no"}]}))
+    with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers failed\n  worker 1 .bound.: BindError: no"):
+        update_by(client, {"timeout": 5})
+
+
+def test_a_server_tells_the_destination_of_a_job(server):
+    config = {"parallel_config": {"tensor_parallel_size": 2}, "model_config": {"dtype": "bfloat16"}}
+    server.answers |= {"/server_info?config_format=json": (200, json.dumps({"vllm_config": config})), "/version": (200, '{"version": "0.33.0"}')}
+    assert HTTPClient(server.url).destination() == {"layout": "vllm", "version": "0.33", "dtype": "bf16", "tensor_parallel": 2}
 
 
 class Engine:

@@ -116,7 +116,8 @@ def train(arguments):
 
     if arguments.case == "fsdp2":
         take_fsdp_on_cpus()
-    updates = refit.trl.install(arguments.work / "plan.refit", check=True, timeout=TIMEOUT_SECONDS,
+    plan = "auto" if arguments.case == "ddp" else arguments.work / "plan.refit"
+    updates = refit.trl.install(plan, save_to=arguments.work / "auto", check=True, timeout=TIMEOUT_SECONDS,
                                 version=lambda: f"version {trainer.state.global_step}")
     assert updates.stats is None, updates.stats
 
@@ -135,7 +136,7 @@ def train(arguments):
     trainer.vllm_generation.sync_weights()
     record.add("step-2")
     assert record.names == ["step-0", "step-1", "step-2"], record.names
-    if more := {"one": refusals, "fsdp2": deltas}.get(arguments.case):
+    if more := {"one": refusals, "ddp": alone, "fsdp2": deltas}.get(arguments.case):
         more(arguments, trainer, record, updates)
     if trainer.accelerator.is_main_process:
         (arguments.work / "names.json").write_text(json.dumps(record.names))
@@ -185,6 +186,25 @@ def refusals(arguments, trainer, record, updates):
     VLLMGeneration.sync_weights = lambda self, step: None
     with refused(refit.FailedPrecondition, "has another VLLMGeneration.sync_weights(self, step); wanted (self), as of TRL 1.16"):
         refit.trl.install(arguments.work / "plan.refit")
+
+
+def alone(arguments, trainer, record, updates):
+    """What one process alone fails at ends on both; and the plan is that of what runs."""
+    import refit
+
+    made, wanted = refit.Plan.load(arguments.work / "auto" / "plan.refit"), refit.Plan.load(arguments.work / "plan.refit")
+    assert [made.tensors(rank) for rank in range(made.world_size)] == [wanted.tensors(rank) for rank in range(wanted.world_size)]
+
+    def fails(generation):
+        raise refit.Unavailable("only here")
+
+    if trainer.accelerator.process_index == 1:
+        updates._prepared = fails
+    with refused(refit.Error, "only here"):
+        trainer.vllm_generation.sync_weights()
+    vars(updates).pop("_prepared", None)
+    trainer.vllm_generation.sync_weights()
+    record.add("after one failed")
 
 
 def deltas(arguments, trainer, record, updates):
