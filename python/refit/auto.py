@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import pathlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Optional, Union
@@ -71,6 +72,12 @@ def source_of(module: Any, ranks: int) -> dict[str, Any]:
         side["replicas"] = replicas
     if any(name.endswith(".experts.gate_up_proj") for name in named):
         side["fused_experts"] = True
+    inner = module
+    while hasattr(inner, "module"):
+        inner = inner.module
+    release = getattr(sys.modules.get("transformers"), "__version__", "0")
+    if int(release.split(".")[0]) >= 5 and any(base.__module__.startswith("transformers.") for base in type(inner).__mro__):
+        side["version"] = "5"  # names of its live models
     return side
 
 

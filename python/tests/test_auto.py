@@ -1,5 +1,6 @@
 """Jobs from what runs, and every reason why not."""
 import json
+import sys
 import types
 
 import numpy as np
@@ -51,6 +52,16 @@ def test_a_modules_mesh_is_the_source():
     mixed = dict(module().named_parameters()) | {"head": types.SimpleNamespace(dtype=np.dtype("float16"))}
     with pytest.raises(refit.InvalidArgument, match="have the dtypes fp16, fp32"):
         auto.source_of(types.SimpleNamespace(named_parameters=mixed.items), 1)
+
+
+def test_a_class_of_transformers_5_has_its_own_names(monkeypatch):
+    of_transformers = type("Model", (), {"__module__": "transformers.models.qwen3", "named_parameters": lambda self: module().named_parameters()})
+    sharded = type("FSDPModel", (of_transformers,), {"__module__": "torch"})()
+    for release, version in (("4.57.1", None), ("5.24.0", "5")):
+        monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__=release))
+        for held in (sharded, types.SimpleNamespace(module=sharded, named_parameters=sharded.named_parameters)):
+            assert auto.source_of(held, 1).get("version") == version
+        assert "version" not in auto.source_of(module(), 1)
 
 
 def test_a_servers_configuration_is_the_destination():
