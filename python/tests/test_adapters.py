@@ -1,6 +1,7 @@
 """What adapters of frameworks do by themselves, on stand-ins for what they import. tests/frameworks runs them in the real packages."""
 import asyncio
 import concurrent.futures
+import dataclasses
 import importlib
 import json
 import sys
@@ -111,6 +112,51 @@ def test_nemo_rl_counts_updates_since_ranks_met_on_both_sides(plan_path, monkeyp
     assert rollout.metrics() == {"refit/seconds": 0.25}
     nemo_rl._vllm_worker = None
     assert policy.metrics() == {"refit/seconds": 0.5}
+
+
+def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, monkeypatch, tmp_path):
+    pytest.importorskip("torch")
+
+    class Engine:
+        __class_getitem__ = classmethod(lambda cls, _: cls)
+
+        def __init__(self, client, source, is_sender):
+            self.client, self.source, self.is_sender = client, source, is_sender
+
+    Info = dataclasses.make_dataclass("TrainerInitInfo", [("rank", int, 0), ("is_sender", bool, True)], kw_only=True)
+    module(monkeypatch, "vllm.distributed.weight_transfer.base", TrainerInitInfo=Info, TrainerWeightTransferEngine=Engine,
+           WeightTransferEngine=Engine, **{name: dataclasses.make_dataclass(name, []) for name in
+                                           ("WeightTransferInitInfo", "WeightTransferUpdateInfo")})
+    backend = adapter(monkeypatch, "vllm_weight_transfer")
+    asked, told = [], []
+    executor = types.SimpleNamespace(run=lambda timeout, check, dense, version: asked.append((version, check)), close=lambda: None)
+    monkeypatch.setattr(backend, "join", lambda *_, **__: executor)
+
+    class Client:
+        def init_weight_transfer_engine(self, info):
+            told.append(refit.auto.load(info["plan"]).digest)
+
+        def start_weight_update(self):
+            pass
+
+        def update_weights(self, info):
+            told.append(info["check"])
+
+        def finish_weight_update(self, weight_version=None):
+            told.append(weight_version)
+
+    source = types.SimpleNamespace(iter_local=lambda: iter({}.items()))
+    info = backend.RefitTrainerInitInfo(rank=0, plan=tiny_job, meeting="00", device="cpu", check_every=2, save_to=tmp_path)
+    trainer = backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=Client(), source=source)
+    for version in "abc":
+        trainer.send_weights(version)
+    assert told == [refit.compile(tiny_job).digest, True, "a", False, "b", True, "c"]
+    assert asked == [("a", True), ("b", False), ("c", True)]
+    info = dataclasses.replace(info, plan="auto")
+    with pytest.raises(refit.InvalidArgument, match='plan="auto" needs a ModuleSource and a refit.vllm_client.HTTPClient; found a SimpleNamespace'):
+        backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=Client(), source=source)
+    with pytest.raises(refit.InvalidArgument, match="check_every is -1"):
+        backend.RefitTrainerWeightTransferEngine.trainer_init(dataclasses.replace(info, plan=tiny_job, check_every=-1), client=Client(), source=source)
 
 
 @pytest.fixture
