@@ -62,11 +62,40 @@ def plan_path(tiny_job, tmp_path):
     return tmp_path / "plan.refit"
 
 
-def test_verl_has_trainer_0_say_which_updates_are_checked_and_passes_on_steps(plan_path, monkeypatch):
+@pytest.fixture
+def verl(monkeypatch):
     module(monkeypatch, "verl.checkpoint_engine.base", CheckpointEngine=object,
            CheckpointEngineRegistry=types.SimpleNamespace(register=lambda backend: lambda engine: engine))
     module(monkeypatch, "verl.workers.rollout.base", _ROLLOUT_REGISTRY={})
-    verl = adapter(monkeypatch, "verl")
+    return adapter(monkeypatch, "verl")
+
+
+@pytest.mark.parametrize("fails", ["start_weight_update", "update_weights", None])
+def test_an_update_of_verl_that_some_workers_began_is_ended_on_all(verl, fails):
+    called = []
+
+    class Adapter(verl.ServerAdapterMixin):
+        config, replica_rank, _has_server = types.SimpleNamespace(free_cache_engine=False), 0, False
+
+        async def _execute_method(self, method, kwargs=None):
+            called.append(method)
+            if method == fails:
+                raise RuntimeError("one of the workers is gone")
+
+    async def weights():
+        for item in (("init", {"meeting": "00"}), ("update", {"bind": False}), ("engine_sleeps", lambda sleeps: None)):
+            yield item
+
+    update = Adapter().update_weights(weights(), wire_format=verl.WIRE_FORMAT)
+    if fails is None:
+        asyncio.run(update)
+    else:
+        with pytest.raises(RuntimeError, match="one of the workers is gone"):
+            asyncio.run(update)
+    assert called[0] == "init_weight_transfer_engine" and called.count("finish_weight_update") == 1 and called[-1] == "finish_weight_update"
+
+
+def test_verl_has_trainer_0_say_which_updates_are_checked_and_passes_on_steps(verl, plan_path):
     engines = [verl.RefitCheckpointEngine(1 << 20, plan=str(plan_path), is_master=rank == 0, device="cpu", check_every=2) for rank in range(4)]
     for engine in engines:
         engine._sender = Sent()
