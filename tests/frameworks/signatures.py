@@ -81,6 +81,7 @@ WANTED = {
         "=trl.generation.vllm_client:VLLMClient.get_server_info(self)",
         "=trl.generation.vllm_client:VLLMClient.get_world_size(self)",
         "trl.generation.vllm_client:VLLMClient.base_url",
+        "trl.trainer.grpo_trainer:GRPOTrainer._metrics",
     ],
 }  # fmt: skip
 
