@@ -190,6 +190,8 @@ def refusals(arguments, trainer, record, updates):
 
 def alone(arguments, trainer, record, updates):
     """What one process alone fails at ends on both; and the plan is that of what runs."""
+    import torch
+
     import refit
 
     made, wanted = refit.Plan.load(arguments.work / "auto" / "plan.refit"), refit.Plan.load(arguments.work / "plan.refit")
@@ -203,6 +205,8 @@ def alone(arguments, trainer, record, updates):
     with refused(refit.Error, "only here"):
         trainer.vllm_generation.sync_weights()
     vars(updates).pop("_prepared", None)
+    with torch.no_grad():
+        trainer.model.lm_head.weight.mul_(-1)
     trainer.vllm_generation.sync_weights()
     record.add("after one failed")
 
