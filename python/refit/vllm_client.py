@@ -131,6 +131,8 @@ def _message(body: bytes) -> str:
 def update_by(client: Any, update_info: dict[str, Any], version: Optional[str] = None) -> None:
     """Drives an engine's part of an update by any client with vLLM's methods. `version` becomes the engine's weight version, if the
     client takes one."""
+    if isinstance(client, ExtensionHTTPClient):
+        update_info = {**update_info, "version": version}
     try:
         client.start_weight_update()  # of several engines some may have started before one could not
         client.update_weights(update_info)

@@ -1007,7 +1007,7 @@ def test_a_server_is_driven_by_its_worker_extension(server):
     update_by(client, {"timeout": 5, "check": True}, "7")
     assert [(path, body.get("method"), body.get("args")) for path, body in server.seen] == [
         ("/collective_rpc", "refit_init", [{"base64": ""}, "00", 0, True, 5, None]),
-        ("/collective_rpc", "refit_update", [None, 5, True, False]), (ENCODER, None, None), (PREFIXES, None, None)]
+        ("/collective_rpc", "refit_update", ["7", 5, True, False]), (ENCODER, None, None), (PREFIXES, None, None)]
     server.answers["/collective_rpc"] = (200, json.dumps({"results": [reply, {**reply, "error": "BindError: no"}]}))
     with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers failed\n  worker 1 .bound.: BindError: no"):
         update_by(client, {"timeout": 5})
