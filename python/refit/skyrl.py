@@ -252,25 +252,32 @@ class LiveShards:
 
 
 def refuse(trainer: Any, engine: Any) -> None:
-    """What SkyRL does with weights that Refit does not. `trainer` and `engine` are these parts of SkyRL's configuration."""
+    if reasons := refusals(trainer, engine):
+        raise FailedPrecondition("\n".join(reasons))
+
+
+def refusals(trainer: Any, engine: Any) -> list[str]:
+    """Every reason why Refit does not do what SkyRL is set to do with weights. `trainer` and `engine` are these parts of its configuration."""
+    reasons = []
     where = "generator.inference_engine."
     if trainer.strategy not in WORKERS:
-        raise InvalidArgument(f'trainer.strategy is "{trainer.strategy}"; refit.skyrl has policy workers for {" and ".join(WORKERS)}')
+        reasons.append(f'trainer.strategy is "{trainer.strategy}"; refit.skyrl has policy workers for {" and ".join(WORKERS)}')
     if trainer.policy.model.lora.rank > 0:
-        raise FailedPrecondition("SkyRL sends LoRA adapters, or merges them into copies; Refit moves the live weights: set "
-                                 "trainer.policy.model.lora.rank=0")
+        reasons.append("SkyRL sends LoRA adapters, or merges them into copies; Refit moves the live weights: set "
+                       "trainer.policy.model.lora.rank=0")
     if trainer.placement.colocate_all:
-        raise FailedPrecondition("SkyRL moves the policy's weights between CPU and GPU where all models are colocated; Refit reads "
-                                 "them where they were: set trainer.placement.colocate_all=false")
+        reasons.append("SkyRL moves the policy's weights between CPU and GPU where all models are colocated; Refit reads "
+                       "them where they were: set trainer.placement.colocate_all=false")
     if engine.weight_sync_backend != "nccl":
-        raise FailedPrecondition(f'{where}weight_sync_backend is "{engine.weight_sync_backend}", for which SkyRL starts and pauses engines '
-                                 f'in another way; leave it "nccl", and Refit takes the place of NCCL: {where}weight_sync_backend=nccl')
+        reasons.append(f'{where}weight_sync_backend is "{engine.weight_sync_backend}", for which SkyRL starts and pauses engines '
+                       f'in another way; leave it "nccl", and Refit takes the place of NCCL: {where}weight_sync_backend=nccl')
     if engine.enable_pd:
-        raise FailedPrecondition(f"{where}enable_pd: SkyRL then starts engines of two kinds, and a plan's engines are alike: set "
-                                 f"{where}enable_pd=false")
+        reasons.append(f"{where}enable_pd: SkyRL then starts engines of two kinds, and a plan's engines are alike: set "
+                       f"{where}enable_pd=false")
     if engine.offload_kv_for_weight_sync and trainer.fully_async.enabled:
-        raise FailedPrecondition(f"{where}offload_kv_for_weight_sync: with fully asynchronous training SkyRL discards weights behind "
-                                 f"vLLM's back, also those that a plan leaves alone: set {where}offload_kv_for_weight_sync=false")
+        reasons.append(f"{where}offload_kv_for_weight_sync: with fully asynchronous training SkyRL discards weights behind "
+                       f"vLLM's back, also those that a plan leaves alone: set {where}offload_kv_for_weight_sync=false")
+    return reasons
 
 
 def policy_worker(options: Options, strategy: str = "fsdp") -> Any:

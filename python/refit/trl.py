@@ -244,17 +244,25 @@ def _agreed(action: Callable[[], Any]) -> list[Any]:
 
 
 def _refuse_unfit(generation: Any) -> None:
+    if reasons := refusals(generation):
+        raise FailedPrecondition("\n".join(reasons))
+
+
+def refusals(generation: Any) -> list[str]:
+    """Every reason why Refit does not do what a trainer is set to do with weights. `generation` is its VLLMGeneration."""
+    reasons = []
     if generation.mode != "server":
-        raise FailedPrecondition(f'vllm_mode is "{generation.mode}": vLLM is then in the training processes; refit.trl refits a '
-                                 'server: set vllm_mode="server"')
+        reasons.append(f'vllm_mode is "{generation.mode}": vLLM is then in the training processes; refit.trl refits a '
+                       'server: set vllm_mode="server"')
     if is_peft_model(generation.model):
-        raise FailedPrecondition("TRL merges LoRA adapters in place while it sends; Refit moves whole weights: train without "
-                                 "peft_config")
+        reasons.append("TRL merges LoRA adapters in place while it sends; Refit moves whole weights: train without "
+                       "peft_config")
     state = generation.accelerator.state
     if getattr(getattr(state, "fsdp_plugin", None), "fsdp_version", None) == 1:
-        raise FailedPrecondition("FSDP 1 has flat parameters, which are no shards of a plan: set fsdp_version: 2")
+        reasons.append("FSDP 1 has flat parameters, which are no shards of a plan: set fsdp_version: 2")
     if state.deepspeed_plugin is not None and state.deepspeed_plugin.zero_stage == 3:
-        raise FailedPrecondition("ZeRO 3 has flat parameters, which are no shards of a plan: take FSDP 2")
+        reasons.append("ZeRO 3 has flat parameters, which are no shards of a plan: take FSDP 2")
+    return reasons
 
 
 def install(plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, "os.PathLike[str]"] = "refit-auto", check: bool = False,

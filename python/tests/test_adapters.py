@@ -210,7 +210,8 @@ def trl(monkeypatch):
     module(monkeypatch, "trl.generation.vllm_generation", VLLMGeneration=VLLMGeneration)
     module(monkeypatch, "trl.generation.vllm_client", VLLMClient=VLLMClient)
     found = adapter(monkeypatch, "trl")
-    monkeypatch.setattr(found, "_refuse_unfit", lambda generation: None)
+    vars(found)["refusals_of_trl"] = found.refusals
+    monkeypatch.setattr(found, "refusals", lambda generation: [])
     barrier, told, local = threading.Barrier(2), [None, None], threading.local()
 
     def gather_object(said):
@@ -321,6 +322,19 @@ def test_trl_moves_the_weights_where_refit_is_refused(trained, caplog):
     assert all("the weight transfer of the vLLM server" in str(error) for pair in errors for error in pair) and told == []
     with pytest.raises(refit.InvalidArgument, match='on_refusal is "?.nccl.*; wanted "raise" or "framework"'):
         update(NCCL, on_refusal="nccl")
+
+
+def test_every_reason_against_a_trainer_of_trl_is_told(trl):
+    import torch
+
+    found, _ = trl
+    state = types.SimpleNamespace(fsdp_plugin=types.SimpleNamespace(fsdp_version=1), deepspeed_plugin=types.SimpleNamespace(zero_stage=3))
+    generation = types.SimpleNamespace(mode="colocate", model=torch.nn.Linear(1, 1), accelerator=types.SimpleNamespace(state=state))
+    reasons = found.refusals_of_trl(generation)
+    assert len(reasons) == 3 and all(word in text for word, text in zip(("vllm_mode", "FSDP 1", "ZeRO 3"), reasons)), reasons
+    found.refusals = found.refusals_of_trl
+    with pytest.raises(refit.FailedPrecondition, match="vllm_mode.*\n.*FSDP 1.*\n.*ZeRO 3"):
+        found._refuse_unfit(generation)
 
 
 def test_what_one_process_of_trl_fails_at_ends_on_both(trl, plan_path, monkeypatch):

@@ -293,6 +293,9 @@ def mistakes_are_told_before_anything_starts(path):
              "generator.inference_engine.offload_kv_for_weight_sync=true", "trainer.fully_async.enabled=true"),
             ('trainer.strategy is "jax"; refit.skyrl has policy workers for fsdp and megatron', "trainer.strategy=jax")):
         refused(path, wanted, *settings)
+    # All at once.
+    cfg = configuration(path, "trainer.placement.colocate_all=true", "trainer.policy.model.lora.rank=8", "trainer.strategy=jax")
+    assert len(refit.skyrl.refusals(cfg.trainer, cfg.generator.inference_engine)) == 3
     assert "refit.plan is not set" in told(lambda: experiment(configuration("")))
     cfg = configuration(path)
     experiment(cfg)
