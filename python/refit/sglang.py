@@ -386,7 +386,8 @@ def _update_weights_from_tensor(original: Callable[[Any, Any], Any], manager: An
                     "expert_location": str(moe.init_expert_location), "expert_rebalancing": bool(moe.enable_eplb)}
 
         def experts() -> Optional[list[list[int]]]:
-            location = context.get_resources().expert_location_metadata
+            # Older releases keep it elsewhere.
+            location = context.get_resources().expert_location_metadata if hasattr(context, "get_resources") else None
             return None if location is None else experts_of(location, parallel.moe_ep_rank)
 
         _worker = Worker(manager.tp_worker.model_runner, parallel, _Gather(parallel), chosen, experts)
