@@ -88,7 +88,8 @@ absl::StatusOr<Exported> ReadExported(std::string_view bytes) {
   return absl::InvalidArgumentError("not exported by a CUDA device");
 }
 
-// What a stream waits for holds up all others then.
+// What a stream waits for holds up all others then. With 2 to 32 connections
+// none of 20 streams of a process held up another (H100).
 bool HasOneConnection() {
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return connections != nullptr && std::string_view(connections) == "1";
