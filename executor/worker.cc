@@ -110,6 +110,11 @@ absl::Status Worker::Call(const std::function<absl::Status(Executor&)>& call,
   return call(*executor_);
 }
 
+Worker::~Worker() {
+  // Create may have failed before there was an executor.
+  if (executor_ != nullptr) Close();
+}
+
 void Worker::Close() {
   executor_->Close([this] {
     if (transport_ != nullptr) transport_->Leave();

@@ -251,7 +251,7 @@ void CollectiveSteps::FinishCompare(const Key& key,
                     [&](const auto& known) { return known.value == theirs; });
     if (!is_known) values.push_back({rank, theirs});
   }
-  if (!Fits(key, collective, values)) return;
+  if (FailIfTooLarge(key, collective, values)) return;
   const SharedBytes bytes = ResultFrame(key, values);
   for (int32_t rank = 0; rank < world_size(); ++rank) send_(rank, bytes);
 }
@@ -275,24 +275,26 @@ void CollectiveSteps::FinishExchange(const Key& key,
   // All sizes are looked at first: nobody may have a result of a step that
   // fails.
   for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (!Fits(key, collective, results(rank))) return;
+    if (FailIfTooLarge(key, collective, results(rank))) return;
   }
   for (int32_t rank = 0; rank < world_size(); ++rank) {
     send_(rank, ResultFrame(key, results(rank)));
   }
 }
 
-// Fails the step if `results` are too large for a frame.
-bool CollectiveSteps::Fits(const Key& key, const Collective& collective,
-                           const Results& results) {
+// Fails the step, which erases `collective`, if `results` are too large for a
+// frame. Whether they are.
+bool CollectiveSteps::FailIfTooLarge(const Key& key,
+                                     const Collective& collective,
+                                     const Results& results) {
   const uint64_t size = ResultBytes(results);
-  if (size <= kPayloadBytesMax) return true;
+  if (size <= kPayloadBytesMax) return false;
   // What the server found wrong itself: all ranks are told the same.
   const absl::Status status = absl::ResourceExhaustedError(
       absl::StrCat(collective.contributions[0]->what, ": a result of ", size,
                    " bytes exceeds the limit of ", kPayloadBytesMax));
   FailStep(key.first, {-1, status, status});
-  return false;
+  return true;
 }
 
 // The first failure of a step counts. Erases the step's collectives.

@@ -84,8 +84,8 @@ class CollectiveSteps {
   void Finish(const Key& key, const Collective& collective);
   void FinishCompare(const Key& key, const Collective& collective);
   void FinishExchange(const Key& key, const Collective& collective);
-  bool Fits(const Key& key, const Collective& collective,
-            const Results& results);
+  bool FailIfTooLarge(const Key& key, const Collective& collective,
+                      const Results& results);
   void FailStep(uint64_t step, Failure failure);
   void FailIfLeft(const Key& key, const Collective& collective);
   void FailIfLeftOut(uint64_t step);

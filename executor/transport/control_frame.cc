@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kFrameMagic = 0x50434652;  // "RFCP"
 constexpr size_t kMagicBytes = 4;
 constexpr size_t kHeaderBytes = 32;
-constexpr size_t kResultBytes = sizeof(uint32_t) + sizeof(uint64_t);
+constexpr size_t kValueHeaderBytes = sizeof(uint32_t) + sizeof(uint64_t);
 
 bool IsFrameType(uint32_t type) {
   return type >= static_cast<uint32_t>(FrameType::kHello) &&
@@ -180,7 +180,7 @@ std::optional<Contribution> ParseContribution(std::string_view payload) {
 
 uint64_t ResultBytes(const Results& results) {
   uint64_t size = sizeof(uint64_t);
-  for (const auto& result : results) size += kResultBytes + result.value.size();
+  for (const auto& result : results) size += kValueHeaderBytes + result.value.size();
   return size;
 }
 
@@ -195,7 +195,7 @@ std::string ResultPayload(const Results& results) {
 
 std::optional<Results> ParseResult(std::string_view payload) {
   PayloadReader reader(payload);
-  Results results(reader.Count(kResultBytes));
+  Results results(reader.Count(kValueHeaderBytes));
   for (auto& [rank, value] : results) {
     rank = static_cast<int32_t>(reader.U32());
     value = reader.Bytes(reader.U64());

@@ -266,10 +266,11 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
   for (const Edge& edge : edges) {
     const std::string& theirs = real[static_cast<size_t>(edge.peer)];
     if (!status.ok() || IsStaged(edge) || theirs == host_) continue;
-    // The plan has both on one host, so there is a line on it.
+    // A line tells what helps, though it may be of other ranks.
     status = absl::FailedPreconditionError(absl::StrCat(
-        "the plan stores directly between rank ", rank(), " and rank ",
-        edge.peer, ", which run on different hosts: ",
+        "the plan stores directly between rank ", rank(), " on \"",
+        ThisHostName(), "\" and rank ", edge.peer, " on \"",
+        names[static_cast<size_t>(edge.peer)], "\", which are two hosts: ",
         absl::StrJoin(absl::MakeSpan(notices->lines).subspan(0, 1), "")));
   }
   status = Agree(status, kComparingHosts);

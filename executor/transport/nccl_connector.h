@@ -56,6 +56,10 @@ class NcclConnector {
     bool world = false;   // stages across hosts
     bool fence = false;
 
+    // Compare tells every combination of these.
+    static constexpr size_t kFlags = 3;
+    static_assert(size_t{1} << kFlags <= ControlPlane::kValuesMax);
+
     friend void WriteFields(const Uses& uses, PayloadWriter& writer) {
       writer.Bool(uses.domain).Bool(uses.world).Bool(uses.fence);
     }

@@ -37,8 +37,9 @@ struct OfRank {
 // call them in the same order, from one thread of each rank. A step that fails
 // on one rank fails on all; the next step starts afresh, unless a rank is gone.
 //
-// No call gives each rank what each other one says: rank 0 would send the
-// square of their number, 64 million values among 8,192 ranks.
+// The executor never has each rank hear what each other one says, as an
+// Exchange of all with all would: rank 0 would send the square of their number,
+// 64 million values among 8,192 ranks.
 class ControlPlane {
  public:
   // Compare tells no more values than these.

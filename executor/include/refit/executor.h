@@ -387,9 +387,9 @@ class Executor {
       Stream stream = nullptr, const DigestOptions& options = {});
 
   // Frees everything but the plan. Idempotent. It aborts a refit that nobody
-  // waited for. `leave` is called, if it is not null, when nothing of this rank
-  // is under way: to free waits for all work of a device, and what others are
-  // to hear is better said before.
+  // waited for. `leave` is called, if it is not null, after this rank's work
+  // has ended and before anything is freed, because freeing may wait for the
+  // device for ever.
   void Close(const std::function<void()>& leave = nullptr);
 
   // Of the last calls of each kind.

@@ -178,7 +178,8 @@ class Transport {
   virtual void Abort(const absl::Status& status) = 0;
 
   // Ends what is under way and tells the others that this rank comes to no
-  // further call. Only the destructor may follow, which else does this.
+  // further call. After it only the destructor may be called, which does the
+  // same where nobody called Leave.
   virtual void Leave() {}
 };
 

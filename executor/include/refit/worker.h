@@ -56,6 +56,9 @@ struct WorkerOptions {
 // Thread-compatible, but for Interrupt.
 class Worker {
  public:
+  // As Close.
+  ~Worker();
+
   // Loads the executor. Errors: kInvalidArgument, options that do not fit
   // together, and those of Executor::Load and LocalFabric::CreateTransport;
   // kNotFound or kUnimplemented, the rank sends or receives by UCX and libucp
