@@ -38,8 +38,8 @@ WORKERS = {"fsdp": ("fsdp.fsdp_worker", "FSDPPolicyWorkerBase"), "megatron": ("m
 @dataclass
 class Options(BaseConfig):
     """`plan`: a path that policy workers and vLLM's workers can read. `check`: after each update all ranks compare what they hold,
-    as `Executor.run(check=True)` does; `check_every=K`: after the first and each K-th. `snapshot_on_host`: of policy workers, as
-    `Executor` has it. `timeout`: seconds."""
+    as `Executor.run(check=True)` does; `check_every=K`: after the first since ranks met, and each K-th. `snapshot_on_host`: of policy
+    workers, as `Executor` has it. `timeout`: seconds."""
 
     plan: str = ""
     check: bool = False

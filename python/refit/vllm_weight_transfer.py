@@ -159,7 +159,7 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
     and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
     bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `snapshot_on_host`: as `Executor` has it. `check_every`, the
-    same on all trainers: K has the first update and each K-th checked."""
+    same on all trainers: K has the first update since ranks met and each K-th checked."""
 
     backend: ClassVar[str] = BACKEND
     plan: Any
@@ -188,6 +188,11 @@ def _made(info: RefitTrainerInitInfo, client: Any, source: Any) -> Plan:
     """The plan of a job or of "auto", which trainer 0 compiles for all."""
     group = torch.distributed if torch.distributed.is_available() and torch.distributed.is_initialized() else None
     ranks = 1 if group is None else group.get_world_size()
+    if group is None and info.rank > 0:
+        refusal = (f'trainer {info.rank} is to get the plan that trainer 0 compiles of a job or of "auto", and torch.distributed is not '
+                   "initialized: call torch.distributed.init_process_group on all trainers, or pass the path of a plan")
+        end_meeting(info.meeting, refusal)  # trainer 0 thinks that it is the only one
+        raise InvalidArgument(refusal)
 
     def job() -> dict[str, Any]:
         module = getattr(source, "_module", None)
@@ -227,7 +232,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             init_info.plan = _made(init_info, client, source)
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         engine.rank = init_info.rank  # from 0.33 on an argument
-        engine._info, engine._checks = init_info, Checks(False, init_info.check_every)
+        engine._info = init_info
         try:
             engine._meet()
         except BaseException:
@@ -238,6 +243,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
     def _meet(self) -> None:
         """Has all ranks join by the meeting of the init info."""
         info = self._info
+        # Trainers that met count the same updates, also if the last one failed before some of them had counted it.
+        self._checks = Checks(False, info.check_every)
         plan = auto.inline(info.plan) if isinstance(info.plan, Plan) and isinstance(info.meeting, str) else info.plan
         worker = {"plan": plan, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
         self._together(lambda: self.client.init_weight_transfer_engine(worker), self._join)
@@ -317,16 +324,17 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             raise FailedPrecondition("this trainer did not join, or was shut down")
         check = self._checks.next() or check
         executor, timeout = self.executor, self._info.timeout
-        tensors = self._tensors()
-        moved = [] if bind else self._moved(tensors)
-        if moved:
-            # No rank is left waiting: they end with this one.
-            executor.close()
-            self.executor = None
-            raise FailedPrecondition(
-                f"{are_at_other_addresses(moved)} than when the trainer bound; Refit reads "
-                "the trainer's own memory: yield the live shards, not copies, and write the bits of changes into the bitmaps that are "
-                "bound, or bind anew on all trainers (send_weights(bind=True))")
+        try:
+            tensors = self._tensors()
+            moved = [] if bind else self._moved(tensors)
+            if moved:
+                raise FailedPrecondition(
+                    f"{are_at_other_addresses(moved)} than when the trainer bound; Refit reads "
+                    "the trainer's own memory: yield the live shards, not copies, and write the bits of changes into the bitmaps that are "
+                    "bound, or bind anew on all trainers (send_weights(bind=True))")
+        except BaseException:
+            self.shutdown()  # no rank is left waiting: they end with this one
+            raise
 
         def own_part() -> None:
             if bind:

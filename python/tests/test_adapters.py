@@ -143,7 +143,9 @@ def test_nemo_rl_counts_updates_since_ranks_met_on_both_sides(plan_path, monkeyp
     assert policy.metrics() == {"refit/seconds": 0.5}
 
 
-def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, monkeypatch, tmp_path):
+@pytest.fixture
+def backend(monkeypatch):
+    """vLLM's weight-transfer backend."""
     pytest.importorskip("torch")
 
     class Engine:
@@ -156,36 +158,93 @@ def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, monke
     module(monkeypatch, "vllm.distributed.weight_transfer.base", TrainerInitInfo=Info, TrainerWeightTransferEngine=Engine,
            WeightTransferEngine=Engine, **{name: dataclasses.make_dataclass(name, []) for name in
                                            ("WeightTransferInitInfo", "WeightTransferUpdateInfo")})
-    backend = adapter(monkeypatch, "vllm_weight_transfer")
-    asked, told = [], []
+    return adapter(monkeypatch, "vllm_weight_transfer")
+
+
+class Told:
+    """A client that notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def init_weight_transfer_engine(self, info):
+        self.told.append(refit.auto.load(info["plan"]).digest)
+
+    def start_weight_update(self):
+        pass
+
+    def update_weights(self, info):
+        self.told.append(info["check"])
+
+    def finish_weight_update(self, weight_version=None):
+        self.told.append(weight_version)
+
+
+def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, backend, monkeypatch, tmp_path):
+    asked, client = [], Told()
     executor = types.SimpleNamespace(run=lambda timeout, check, dense, version: asked.append((version, check)), close=lambda: None)
     monkeypatch.setattr(backend, "join", lambda *_, **__: executor)
-
-    class Client:
-        def init_weight_transfer_engine(self, info):
-            told.append(refit.auto.load(info["plan"]).digest)
-
-        def start_weight_update(self):
-            pass
-
-        def update_weights(self, info):
-            told.append(info["check"])
-
-        def finish_weight_update(self, weight_version=None):
-            told.append(weight_version)
-
     source = types.SimpleNamespace(iter_local=lambda: iter({}.items()))
     info = backend.RefitTrainerInitInfo(rank=0, plan=tiny_job, meeting="00", device="cpu", check_every=2, save_to=tmp_path)
-    trainer = backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=Client(), source=source)
+    trainer = backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
     for version in "abc":
         trainer.send_weights(version)
-    assert told == [refit.compile(tiny_job).digest, True, "a", False, "b", True, "c"]
+    assert client.told == [refit.compile(tiny_job).digest, True, "a", False, "b", True, "c"]
     assert asked == [("a", True), ("b", False), ("c", True)]
     info = dataclasses.replace(info, plan="auto")
     with pytest.raises(refit.InvalidArgument, match='plan="auto" needs a ModuleSource and a refit.vllm_client.HTTPClient; found a SimpleNamespace'):
-        backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=Client(), source=source)
+        backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
     with pytest.raises(refit.InvalidArgument, match="check_every is -1"):
-        backend.RefitTrainerWeightTransferEngine.trainer_init(dataclasses.replace(info, plan=tiny_job, check_every=-1), client=Client(), source=source)
+        backend.RefitTrainerWeightTransferEngine.trainer_init(dataclasses.replace(info, plan=tiny_job, check_every=-1), client=client, source=source)
+
+
+def test_trainers_of_vllms_backend_that_meet_anew_count_the_same_updates(plan_path, backend, monkeypatch):
+    asked = {0: [], 1: []}
+    monkeypatch.setattr(backend, "join", lambda plan, rank, *_, **__: types.SimpleNamespace(
+        run=lambda timeout, check, dense, version: asked[rank].append(check), close=lambda: None))
+    trainers = []
+    for rank in range(2):
+        info = backend.RefitTrainerInitInfo(rank=rank, is_sender=False, plan=str(plan_path), meeting="00", device="cpu", check_every=3)
+        source = types.SimpleNamespace(iter_local=lambda: iter({}.items()))
+        trainers.append(backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=None, source=source))
+    trainers[0].send_weights()
+    trainers[1].shutdown()  # it failed before it counted this update
+    for _ in range(2):
+        for trainer in trainers:  # as SkyRL's do after an update that failed
+            trainer.shutdown()
+            trainer._meet()
+        for _ in range(4):
+            for trainer in trainers:
+                trainer.send_weights()
+    assert asked[0][1:] == asked[1] == [True, False, False, True] * 2
+
+
+@pytest.mark.parametrize("bind", [False, True])
+def test_a_trainer_of_vllms_backend_without_its_tensors_leaves_nobody_waiting(plan_path, backend, monkeypatch, bind):
+    closed = []
+    monkeypatch.setattr(backend, "join", lambda *_, **__: types.SimpleNamespace(close=lambda: closed.append(True)))
+    shards = {}
+    source = types.SimpleNamespace(iter_local=lambda: iter(shards.items()))
+    info = backend.RefitTrainerInitInfo(rank=1, is_sender=False, plan=str(plan_path), meeting="00", device="cpu")
+    trainer = backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=None, source=source)
+
+    def fails():
+        raise KeyError("only here")
+
+    source.iter_local = fails
+    with pytest.raises(KeyError, match="only here"):
+        trainer.send_weights(bind=bind)
+    assert closed == [True] and trainer.executor is None
+    with pytest.raises(refit.FailedPrecondition, match="this trainer did not join, or was shut down"):
+        trainer.send_weights()
+
+
+def test_a_trainer_that_nobody_hands_the_plan_is_refused(tiny_job, backend):
+    source = types.SimpleNamespace(iter_local=lambda: iter({}.items()))
+    for plan in ("auto", tiny_job):
+        info = backend.RefitTrainerInitInfo(rank=1, is_sender=False, plan=plan, meeting="00", device="cpu")
+        with pytest.raises(refit.InvalidArgument, match="trainer 1 .*torch.distributed is not initialized: call .*or pass the path"):
+            backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=None, source=source)
 
 
 @pytest.fixture
