@@ -95,6 +95,8 @@ class HTTPClient:
 class ExtensionHTTPClient(HTTPClient):
     """The same for a server whose workers have refit.vllm.WorkerExtension, whatever its weight-transfer backend."""
 
+    takes_version = True
+
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         info = {"engine": 0, "check_backends": True, "timeout": TIMEOUT_SECONDS, "engines": None, **init_info}
         self._call("refit_init", info, "plan", "meeting", "engine", "check_backends", "timeout", "engines")
@@ -115,8 +117,10 @@ class ExtensionHTTPClient(HTTPClient):
         """Nothing to end."""
 
     def _call(self, method: str, info: Mapping[str, Any], *names: str) -> None:
-        seconds = min(deadline(info["timeout"]), threading.TIMEOUT_MAX)
-        answer = self._post("/collective_rpc", seconds, method=method, args=[info[name] for name in names], timeout=seconds)
+        limit = min(deadline(info["timeout"]), threading.TIMEOUT_MAX - GRACE_SECONDS)
+        # The engine's own limit comes first, because its error says more.
+        seconds = limit + GRACE_SECONDS if self.timeout is None else self.timeout
+        answer = self._post("/collective_rpc", seconds, method=method, args=[info[name] for name in names], timeout=limit)
         checked(answer["results"])
 
 
@@ -131,17 +135,25 @@ def _message(body: bytes) -> str:
 def update_by(client: Any, update_info: dict[str, Any], version: Optional[str] = None) -> None:
     """Drives an engine's part of an update by any client with vLLM's methods. `version` becomes the engine's weight version, if the
     client takes one."""
-    if isinstance(client, ExtensionHTTPClient):
-        update_info = {**update_info, "version": version}
     try:
         client.start_weight_update()  # of several engines some may have started before one could not
-        client.update_weights(update_info)
+        _update(client, {**update_info, "version": version})
     except BaseException:
         # An engine that hangs is not waited for again: the call that failed may have waited for its whole deadline.
         ends = threading.Thread(target=_end, args=(client,), name="refit ends an update", daemon=True)
         ends.start()
         ends.join(ABANDON_SECONDS)
         raise
+    _finish(client, version)
+
+
+def _update(client: Any, update_info: Mapping[str, Any]) -> None:
+    """Some clients hand the version on to workers; vLLM's own refuse one in the info."""
+    takes_version = getattr(client, "takes_version", False)
+    client.update_weights({key: value for key, value in update_info.items() if takes_version or key != "version"})
+
+
+def _finish(client: Any, version: Optional[str]) -> None:
     if version is not None and "weight_version" in inspect.signature(client.finish_weight_update).parameters:
         client.finish_weight_update(weight_version=version)
     else:
@@ -160,6 +172,8 @@ class Clients:
     The calls of one engine are performed in order, one at a time. So an update's end never overtakes its beginning, nor the next
     beginning the last end, although nobody waits for the other engines once a call has failed on one."""
 
+    takes_version = True  # for those of its clients that do
+
     def __init__(self, clients: Sequence[Any]):
         self._clients = list(clients)
         self._queues = [concurrent.futures.ThreadPoolExecutor(1, f"refit engine {i}") for i in range(len(self._clients))]
@@ -171,12 +185,11 @@ class Clients:
     def start_weight_update(self) -> None:
         self._each(lambda _, client: client.start_weight_update())
 
-    def update_weights(self, update_info: Any) -> None:
-        self._each(lambda _, client: client.update_weights(update_info))
+    def update_weights(self, update_info: Mapping[str, Any]) -> None:
+        self._each(lambda _, client: _update(client, update_info))
 
     def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
-        version = {} if weight_version is None else {"weight_version": weight_version}
-        self._each(lambda _, client: client.finish_weight_update(**version))
+        self._each(lambda _, client: _finish(client, weight_version))
 
     def abandon_weight_update(self) -> None:
         """Has each engine end an update that failed, once its part of it has ended."""

@@ -1008,9 +1008,30 @@ def test_a_server_is_driven_by_its_worker_extension(server):
     assert [(path, body.get("method"), body.get("args")) for path, body in server.seen] == [
         ("/collective_rpc", "refit_init", [{"base64": ""}, "00", 0, True, 5, None]),
         ("/collective_rpc", "refit_update", ["7", 5, True, False]), (ENCODER, None, None), (PREFIXES, None, None)]
+    del server.seen[:]
+    update_by(Clients([client, HTTPClient(server.url)]), {"timeout": 5, "check": True}, "8")
+    seen = sorted((path, body.get("args", body)) for path, body in server.seen if path not in (ENCODER, PREFIXES))
+    assert seen == [("/collective_rpc", ["8", 5, True, False]), ("/finish_weight_update", {"weight_version": "8"}),
+                    ("/start_weight_update", {}), ("/update_weights", {"update_info": {"timeout": 5, "check": True}})]
     server.answers["/collective_rpc"] = (200, json.dumps({"results": [reply, {**reply, "error": "BindError: no"}]}))
     with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers failed\n  worker 1 .bound.: BindError: no"):
         update_by(client, {"timeout": 5})
+
+
+def test_a_server_says_that_its_workers_hang_before_its_client_gives_up(server, monkeypatch):
+    found = []
+
+    def urlopen(request, timeout):
+        found.append((timeout, json.loads(request.data)["timeout"]))
+        return io.BytesIO(b'{"results": []}')
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    for own in (None, 7):
+        ExtensionHTTPClient(server.url, own).update_weights({"timeout": 100})
+    ExtensionHTTPClient(server.url).update_weights({"timeout": 1e300})
+    limit = 3 * 100 + 120
+    assert found[:2] == [(limit + 60, limit), (7, limit)]
+    assert found[2][0] == found[2][1] + 60 == threading.TIMEOUT_MAX
 
 
 def test_a_server_tells_the_destination_of_a_job(server):
@@ -1109,4 +1130,5 @@ def test_a_client_without_weight_versions_is_given_none():
     client = types.SimpleNamespace(start_weight_update=lambda: calls.append("start"), update_weights=calls.append,
                                    finish_weight_update=lambda: calls.append("finish"))
     update_by(client, {"check": False}, "7")
-    assert calls == ["start", {"check": False}, "finish"]
+    update_by(Clients([client]), {"check": False}, "7")
+    assert calls == ["start", {"check": False}, "finish"] * 2
