@@ -22,7 +22,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from refit import auto, trainers
-from refit.errors import FailedPrecondition, InvalidArgument
+from refit.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from refit.executor import TIMEOUT_SECONDS, DeltaReport
 from refit.metrics import logger
 from refit.plan import Plan
@@ -36,6 +36,10 @@ _METHODS = ((VLLMGeneration, "sync_weights", ("self",)), (VLLMClient, "init_comm
 
 
 EXTENSION = "refit.vllm.WorkerExtension"
+
+# Refit refuses what is configured by these, a job that does not compile among them. Other errors, as of a server that does not
+# answer, do not say that Refit cannot move the weights.
+REFUSALS = (InvalidArgument, FailedPrecondition, Unimplemented)
 
 # TRL's own methods that `install` replaces.
 ORIGINALS: dict[str, Any] = {}
@@ -66,7 +70,8 @@ class Updates:
         self._told: Any = None if auto.is_made(plan) or isinstance(plan, (Plan, Mapping)) else os.path.abspath(plan)
         self._client: Callable[[str], HTTPClient] = HTTPClient
         self._init_communicator: Optional[Callable[[], None]] = None  # TRL's own, of the main process
-        self._by_framework: Optional[bool] = None  # since the first update
+        self._generation: Any = None  # of the trainer that sent last
+        self._by_framework: Optional[bool] = None  # since that trainer's first update
         self._meeting: Optional[bytes] = None
         self._engine_joined: Optional[bytes] = None
         self._refused: Optional[Exception] = None  # by `check_server`, of the main process
@@ -78,7 +83,7 @@ class Updates:
     def check_server(self, client: Any, init_communicator: Optional[Callable[[], None]] = None) -> None:
         """Refuses a server whose workers are not those of the plan. Nothing is connected before the first update. The main process alone
         has a client, so beside others it keeps the error for the first update, where all hear of it. `init_communicator`: TRL's own."""
-        self._init_communicator = init_communicator
+        self._init_communicator, self._refused = init_communicator, None
         try:
             self._check_server(client)
         except Exception as error:
@@ -88,14 +93,14 @@ class Updates:
 
     def _check_server(self, client: Any) -> None:
         info = client.get_server_info()
-        found = info["weight_transfer_config"]
+        found = info.get("weight_transfer_config")
         is_ours = (found or {}).get("backend") == BACKEND
         extension = (info.get("parallel_config") or {}).get("worker_extension_cls")
         self._client = ExtensionHTTPClient if not is_ours and extension == EXTENSION else HTTPClient
         if not is_ours and extension != EXTENSION:
             raise FailedPrecondition(f"the weight transfer of the vLLM server at {client.base_url} is {found}; start it with "
                                      f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}'""")
-        if self._plan is None:
+        if self._plan is None or auto.is_made(self._given):
             return
         workers = client.get_world_size()
         if workers != self._plan.destination_ranks:
@@ -105,6 +110,8 @@ class Updates:
     def send(self, generation: Any) -> None:
         """One refit from the live shards of this process's model. Collective over the training processes, and if it fails on one it fails
         on all. With on_refusal="framework" TRL's own update, if Refit was refused before the first."""
+        if generation is not self._generation:
+            self._begin(generation)
         if self._by_framework is None and (self._falls_back or self._plan is None):
             self._settle(generation)
         if self._by_framework:
@@ -140,13 +147,22 @@ class Updates:
             raise
         if self._trainer is not None:
             for name, value in self._sender.metrics.items():
-                self._trainer._metrics["train"][name].append(value)
+                if not name.endswith("_total"):  # TRL logs the mean of what came since its last line
+                    self._trainer._metrics["train"][name].append(value)
 
     def log_with(self, trainer: Any) -> None:
         """Puts the metrics of each update into the logs of a TRL trainer, beside its own."""
         if not isinstance(getattr(trainer, "_metrics", None), dict) or "train" not in trainer._metrics:
             raise InvalidArgument(f"the trainer is a {type(trainer).__name__}; wanted one of TRL that keeps metrics, as GRPOTrainer")
         self._trainer = trainer
+
+    def _begin(self, generation: Any) -> None:
+        """On all processes: another trainer has other tensors, and maybe another server. What the last one settled does not hold for it."""
+        self._generation, self._by_framework = generation, None
+        if self._sender is not None:
+            self._sender.close()
+        if auto.is_made(self._given):
+            self._plan = self._sender = None
 
     def _settle(self, generation: Any) -> None:
         """Makes the plan of "auto", and decides who moves the weights. Collective, before the first update."""
@@ -159,7 +175,7 @@ class Updates:
                 if plan is not None:
                     self._refuse_ranks(plan, generation.accelerator)
                 return None, plan.to_bytes() if is_main and plan is not None else None
-            except Exception as error:
+            except REFUSALS as error:
                 if not self._falls_back:
                     raise
                 return f"{type(error).__name__}: {error}", None
@@ -169,7 +185,8 @@ class Updates:
         if refusals:
             def fall_back() -> None:
                 if is_main:
-                    logger.warning("Refit does not move these weights, and TRL does: %s", "; ".join(dict.fromkeys(refusals)))
+                    logger.warning("Refit does not move these weights, and TRL does, so that no update is checked and none has a version: %s",
+                                   "; ".join(dict.fromkeys(refusals)))
                     if self._init_communicator is not None:
                         self._init_communicator()
 
@@ -271,7 +288,7 @@ def install(plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, 
     """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `plan`: a path that
     training processes and vLLM's workers can read, a `Plan`, a job as a dict, or "auto": then the job is that of the trainer and the
     server, and is saved in the folder `save_to`. `on_refusal`: "framework" has TRL move the weights if Refit is refused before the first
-    update. `check`: after each update all ranks compare what they hold, as
+    update; then `check`, `check_every` and `version` do nothing. `check`: after each update all ranks compare what they hold, as
     `Executor.run(check=True)` does; `check_every=K`: after the first and each K-th. `snapshot_on_host`: of training processes, as `Executor`
     has it. `version`: the main process calls it at each update, and vLLM's weight version becomes what it returns. `timeout`: seconds. Call `install` again to replace the
     plan."""

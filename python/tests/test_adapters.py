@@ -1,5 +1,6 @@
 """What adapters of frameworks do by themselves, on stand-ins for what they import. tests/frameworks runs them in the real packages."""
 import asyncio
+import collections
 import concurrent.futures
 import dataclasses
 import importlib
@@ -12,6 +13,7 @@ import pytest
 
 import refit
 import refit.trainers
+import refit.workers
 
 
 def module(monkeypatch, path, **names):
@@ -282,14 +284,18 @@ def trl(monkeypatch):
 
     monkeypatch.setattr(found, "gather_object", gather_object)
 
+    generations = {}
+
     def on_both(updates, model=None):
         """What an update of each training process raises, of two."""
         def update(rank):
             local.rank = rank
-            generation = types.SimpleNamespace(
-                model=model, vllm_client=types.SimpleNamespace(base_url="http://server"),
-                accelerator=types.SimpleNamespace(process_index=rank, num_processes=2, device="cpu"))
-            updates[rank].send(generation)
+            key = id(updates[rank]), id(model)
+            if key not in generations:  # a trainer of its own
+                generations[key] = updates[rank], types.SimpleNamespace(
+                    model=model, vllm_client=types.SimpleNamespace(base_url="http://server"),
+                    accelerator=types.SimpleNamespace(process_index=rank, num_processes=2, device="cpu"))
+            updates[rank].send(generations[key][1])
 
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             return [part.exception() for part in [threads.submit(update, rank) for rank in range(2)]]
@@ -305,14 +311,21 @@ def test_trl_passes_on_versions_and_has_each_kth_update_checked(trl, plan_path, 
     updates = [trl.Updates(plan_path, check_every=2, version=lambda: f"step {len(told)}") for _ in range(2)]
     for one in updates:
         one._sender = Sent()
-    trainer = types.SimpleNamespace(_metrics={"train": {"refit/seconds": []}})
+    trainer = types.SimpleNamespace(_metrics={"train": collections.defaultdict(list)})
+    updates[0]._sender.metrics = {"refit/seconds": 0.5, "refit/updates_total": 7.0}  # TRL would average the count
     updates[0].log_with(trainer)
     for _ in range(3):
         assert on_both(updates) == [None, None]
     assert told == updates[0]._sender.asked == updates[1]._sender.asked == [("step 0", True), ("step 1", False), ("step 2", True)]
-    assert trainer._metrics["train"]["refit/seconds"] == [0.5] * 3 and updates[0].metrics == {"refit/seconds": 0.5}
+    assert trainer._metrics["train"] == {"refit/seconds": [0.5] * 3}
+    assert updates[0].metrics == {"refit/seconds": 0.5, "refit/updates_total": 7.0}
     with pytest.raises(refit.InvalidArgument, match="wanted one of TRL that keeps metrics"):
         updates[0].log_with(object())
+
+
+MODEL = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False,
+         "torch_dtype": "bfloat16"}
 
 
 @pytest.fixture
@@ -320,12 +333,8 @@ def trained(trl, monkeypatch, tmp_path):
     """A TRL whose trainers' module has a config, whose server is a vLLM of one worker; and what its own methods and Refit's are told."""
     found, on_both = trl
     torch = pytest.importorskip("torch")
-    config = types.SimpleNamespace(to_dict=lambda: {
-        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "vocab_size": 64, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16"})
     model = torch.nn.Linear(4, 4)
-    model.config = config
+    model.config = types.SimpleNamespace(to_dict=MODEL.copy)
     told = []
     monkeypatch.setattr(found.Updates, "_tell", lambda self, url, meeting, check, version: told.append("refit"))
     monkeypatch.setattr(found.HTTPClient, "destination", lambda self: {"layout": "vllm", "version": "0.32", "dtype": "bf16"})
@@ -333,10 +342,15 @@ def trained(trl, monkeypatch, tmp_path):
     monkeypatch.setattr(found, "PartialState", lambda: types.SimpleNamespace(num_processes=2))
     monkeypatch.setitem(found.ORIGINALS, "sync_weights", lambda generation: told.append(generation.accelerator.process_index))
 
+    def answer(info):
+        if isinstance(info, Exception):
+            raise info
+        return info
+
     def update(info, model=model, **options):
         told.clear()
         updates = [found.Updates("auto", save_to=tmp_path / "auto", **options) for _ in range(2)]
-        updates[0].check_server(types.SimpleNamespace(base_url="http://server", get_server_info=lambda: info),
+        updates[0].check_server(types.SimpleNamespace(base_url="http://server", get_server_info=lambda: answer(info)),
                                 lambda: told.append("communicator"))
         return updates, [on_both(updates, model) for _ in range(2)]
 
@@ -368,7 +382,8 @@ def test_trl_moves_the_weights_where_refit_is_refused(trained, caplog):
     assert errors == [[None, None]] * 2
     assert told[0] == "communicator" and sorted(told[1:]) == [0, 0, 1, 1]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.startswith("Refit does not move these weights, and TRL does: FailedPrecondition: the weight transfer of the vLLM server")
+    assert warning.startswith("Refit does not move these weights, and TRL does, so that no update is checked and none has a version: "
+                              "FailedPrecondition: the weight transfer of the vLLM server")
     # Of a server with both ways Refit takes the worker extension; a job that does not compile is the framework's.
     both = {**NCCL, "parallel_config": {"worker_extension_cls": "refit.vllm.WorkerExtension"}}
     updates, errors = update(both, on_refusal="framework")
@@ -381,6 +396,38 @@ def test_trl_moves_the_weights_where_refit_is_refused(trained, caplog):
     assert all("the weight transfer of the vLLM server" in str(error) for pair in errors for error in pair) and told == []
     with pytest.raises(refit.InvalidArgument, match='on_refusal is "?.nccl.*; wanted "raise" or "framework"'):
         update(NCCL, on_refusal="nccl")
+
+
+def test_what_is_no_refusal_is_no_reason_to_fall_back(trained, monkeypatch):
+    update, told, _ = trained
+
+    def destination(self):
+        raise refit.workers.WorkerError("http://server/server_info: connection refused")
+
+    both = {**NCCL, "parallel_config": {"worker_extension_cls": "refit.vllm.WorkerExtension"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["refit.vllm_client"].HTTPClient, "destination", destination)
+        updates, errors = update(both, on_refusal="framework")
+    assert all("connection refused" in str(error) for pair in errors for error in pair) and told == []
+    assert [one._by_framework for one in updates] == [None, None]
+    _, errors = update(OSError("no route to host"), on_refusal="framework")
+    assert all("no route to host" in str(error) for pair in errors for error in pair) and told == []
+
+
+def test_each_trainer_of_trl_is_settled_by_itself(trained, trl):
+    import torch
+
+    update, told, _ = trained
+    updates, errors = update(NCCL, on_refusal="framework")
+    assert errors == [[None, None]] * 2 and sorted(told[1:]) == [0, 0, 1, 1]
+    told.clear()
+    # A second trainer, whose server has Refit.
+    second = torch.nn.Linear(4, 4)
+    second.config = types.SimpleNamespace(to_dict=MODEL.copy)
+    server = types.SimpleNamespace(base_url="http://server", get_server_info=lambda: REFITS)
+    updates[0].check_server(server, lambda: told.append("communicator"))
+    assert trl[1](updates, second) == [None, None] and told == ["refit"]
+    assert [one._by_framework for one in updates] == [False, False]
 
 
 def test_every_reason_against_a_trainer_of_trl_is_told(trl):
@@ -421,7 +468,7 @@ def test_what_one_process_of_trl_fails_at_ends_on_both(trl, plan_path, monkeypat
 def test_a_server_that_trl_is_refused_by_is_told_to_all_processes(trl, plan_path, monkeypatch):
     trl, on_both = trl
     updates = [trl.Updates(plan_path) for _ in range(2)]
-    client = types.SimpleNamespace(base_url="http://server", get_server_info=lambda: {"weight_transfer_config": None})
+    client = types.SimpleNamespace(base_url="http://server", get_server_info=lambda: {})
     monkeypatch.setattr(trl, "PartialState", lambda: types.SimpleNamespace(num_processes=1))
     with pytest.raises(refit.FailedPrecondition, match="the weight transfer of the vLLM server"):
         updates[0].check_server(client)
