@@ -106,6 +106,9 @@ def vllm_destination(config: Mapping[str, Any], version: str) -> dict[str, Any]:
     side |= {key: size for key, size in sizes.items() if size > 1}
     if parallel.get("enable_expert_parallel"):
         side["expert_parallel"] = True
+        placement = parallel.get("expert_placement_strategy") or "linear"
+        if placement != "linear":
+            side["experts"] = {"placement": placement}
     return side
 
 
@@ -128,7 +131,8 @@ def made(given: Given, job: Callable[[], Mapping[str, Any]], save_to: Union[str,
 
 def supports(job: Job, facts: Optional[Mapping[str, Any]] = None) -> list[str]:
     """Every reason why Refit does not do a job, in one call; [] if it does. Needs no GPU and no framework. `facts`: of a live engine, as
-    refit.vllm.facts and refit.sglang.facts return them for each worker; then what the plan requires of it is compared, too."""
+    refit.vllm.facts and refit.sglang.facts return them for each worker; then the order and the placement of experts that the plan requires are
+    compared, too. Meshes, dtypes and shapes are not: a worker compares these when it joins and binds."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)
@@ -139,6 +143,7 @@ def supports(job: Job, facts: Optional[Mapping[str, Any]] = None) -> list[str]:
         return [str(error)]
     if facts is None:
         return []
+    facts = facts.get("facts", facts)  # refit.sglang.facts returns replies
     if "vllm" in facts:
         from refit.vllm import refusal_of
     else:

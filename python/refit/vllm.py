@@ -573,7 +573,8 @@ async def facts_async(llm: Any) -> list[dict[str, Any]]:
 def destination(llm: Any) -> dict[str, Any]:
     """The destination of a job for this engine, from what its workers chose."""
     found = facts(llm)[0]
-    return {**side_of(found), "dtype": auto.DTYPES.get(found["dtype"], found["dtype"])}
+    side = {**side_of(found), "dtype": auto.DTYPES.get(found["dtype"], found["dtype"])}
+    return side | ({"experts": {"placement": "round_robin"}} if found["expert_placements"] == ["round_robin"] else {})
 
 
 def close(llm: Any) -> list[Reply]:

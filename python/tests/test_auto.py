@@ -69,6 +69,10 @@ def test_a_servers_configuration_is_the_destination():
     config = {"parallel_config": parallel, "model_config": {"dtype": "torch.bfloat16", "quantization": None}}
     assert auto.vllm_destination(config, "0.32.0") == {"layout": "vllm", "version": "0.32", "dtype": "bf16", "tensor_parallel": 2,
                                                        "data_parallel": 2, "expert_parallel": True}
+    parallel["expert_placement_strategy"] = "linear"
+    assert "experts" not in auto.vllm_destination(config, "0.32.0")
+    parallel["expert_placement_strategy"] = "round_robin"
+    assert auto.vllm_destination(config, "0.32.0")["experts"] == {"placement": "round_robin"}
     config["model_config"]["quantization"] = "fp8"
     with pytest.raises(refit.InvalidArgument, match="the engine quantizes"):
         auto.vllm_destination(config, "0.32.0")
@@ -98,3 +102,14 @@ def test_a_live_engines_facts_are_compared_with_all_that_a_plan_requires():
     assert refit.supports(job, facts) == []
     reasons = refit.supports(job, {**facts, "moe_backends": ["FLASHINFER_TRTLLM"], "expert_placements": ["round_robin"]})
     assert len(reasons) == 2 and "FLASHINFER_TRTLLM" in " ".join(reasons) and "round_robin" in " ".join(reasons), reasons
+
+
+def test_what_sglang_replies_of_an_engine_is_compared():
+    job = {"model": MOE, "source": {"layout": "fsdp"}, "destination": {"layout": "sglang", "tensor_parallel": 2, "expert_parallel": 2}}
+    facts = {"sglang": "0.5.19", "moe_backends": ["triton"], "holds_experts": True, "swiglu_interleaved": False, "expert_location": "trivial",
+             "expert_rebalancing": False}
+    for backends, said in ((["triton"], []), (["flashinfer_cutlass"], ["flashinfer_cutlass"])):
+        reply = {"rank": 1, "state": "bound", "error": "", "facts": {**facts, "moe_backends": backends}}  # as refit.sglang.facts returns it
+        for given in (reply, reply["facts"]):
+            reasons = refit.supports(job, given)
+            assert len(reasons) == len(said) and all(word in reason for word, reason in zip(said, reasons)), reasons

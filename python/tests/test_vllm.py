@@ -1040,6 +1040,16 @@ def test_a_server_tells_the_destination_of_a_job(server):
     assert HTTPClient(server.url).destination() == {"layout": "vllm", "version": "0.33", "dtype": "bf16", "tensor_parallel": 2}
 
 
+@pytest.mark.parametrize("placements, experts", [([], {}), (["linear"], {}), (["linear or round_robin"], {}),
+                                                 (["round_robin"], {"experts": {"placement": "round_robin"}})])
+def test_an_engines_destination_places_experts_as_its_workers_do(monkeypatch, placements, experts):
+    facts = {"vllm": "0.33.0", "tensor_parallel": 2, "pipeline_parallel": 1, "data_parallel": 1, "expert_parallel": True, "dtype": "bfloat16",
+             "moe_backends": ["TRITON"], "expert_placements": placements}
+    monkeypatch.setattr(refit.vllm, "facts", lambda llm: [facts])
+    assert refit.vllm.destination(None) == {"layout": "vllm", "version": "0.33", "dtype": "bf16", "tensor_parallel": 2, "expert_parallel": True,
+                                            **experts}
+
+
 class Engine:
     """A server whose worker is vLLM's: it refuses a second beginning, and an end without one, unless Refit's backend owns them."""
 
