@@ -109,7 +109,11 @@ class Executor:
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
         again."""
-        self._core.connect(timeout)
+        began = time.monotonic()
+        try:
+            self._core.connect(timeout)
+        finally:
+            self._meter.bound(time.monotonic() - began)
         return self
 
     def bind(self, tensors: Any, buffers: Optional[Mapping[str, Any]] = None, *, hooks: Hooks = (),

@@ -25,8 +25,11 @@ HELP = {
     "checked": "1 if digests of all ranks were compared in the last update.",
     "is_delta": "1 if the last update sent only what changed.",
     "change_rate": "Share of elements that changed in the last delta update.",
+    # Without options.delta, phases are times of the calling thread, which on a GPU only enqueues.
+    "pack_seconds": "Time of the calling thread for packing staged messages in the last update.",
+    "wire_seconds": "Time for the wire in the last update, with waits for other ranks; without options.delta of the calling thread.",
+    "unpack_seconds": "Time of the calling thread for unpacking staged messages in the last update.",
     **{f"{phase}_seconds": f"Time for {what} in the last update." for phase, what in (
-        ("pack", "packing staged messages"), ("wire", "the wire, with waits for other ranks"), ("unpack", "unpacking staged messages"),
         ("find", "finding what changed"), ("encode", "encoding staged messages"), ("apply", "storing staged messages"),
         ("check", "digests and their comparison"), ("agree", "agreeing with other ranks"))},
 }
@@ -105,9 +108,10 @@ def openmetrics(metrics: Mapping[str, float], **labels: Any) -> str:
     told = ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
     lines = []
     for name, value in metrics.items():
+        number = str(int(value)) if name.endswith("_total") else repr(float(value))
         family = f"refit_{name.removesuffix('_total')}"
         lines += [f"# HELP {family} {HELP.get(name, name)}", f"# TYPE {family} {'counter' if name.endswith('_total') else 'gauge'}",
-                  f"refit_{name}{{{told}}} {value:g}" if told else f"refit_{name} {value:g}"]
+                  f"refit_{name}{{{told}}} {number}" if told else f"refit_{name} {number}"]
     return "\n".join([*lines, "# EOF", ""])
 
 

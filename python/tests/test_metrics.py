@@ -2,6 +2,7 @@
 import concurrent.futures
 import logging
 import re
+import time
 
 import numpy as np
 import pytest
@@ -63,6 +64,23 @@ def test_metrics_count_updates_and_failures(ranks):
     assert executors[0].metrics()["failed_updates_total"] == 1 and "seconds" not in executors[0].metrics()
 
 
+def test_the_time_for_a_bind_has_the_connect_before_it(tiny_job):
+    plan = refit.compile(tiny_job)
+    fabric, found = refit.LocalFabric(plan.world_size), {}
+
+    def work(rank):
+        executor = refit.Executor(plan, rank, fabric=fabric)
+        if rank == 0:
+            time.sleep(0.5)  # the others wait in connect
+        executor.bind({name: np.zeros(info.shape, "f4") for name, info in plan.tensors(rank).items()}, timeout=20)
+        executor.run(timeout=20)
+        found[rank] = executor.metrics()["bind_seconds"]
+
+    with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+        list(threads.map(work, range(plan.world_size)))
+    assert all(found[rank] >= 0.3 for rank in range(1, plan.world_size)), found
+
+
 def test_a_notice_is_a_warning_once(ranks, caplog, monkeypatch):
     executors, each = ranks
     executors[1]._core = Noticing(executors[1]._core)
@@ -84,6 +102,8 @@ class Noticing:
 
 def test_openmetrics_text_has_a_type_and_help_for_each():
     text = refit.metrics.openmetrics({"updates_total": 2.0, "seconds": 0.125}, rank=1, engine='a"b')
+    assert "refit_seconds 0.123456789\n" in refit.metrics.openmetrics({"seconds": 0.123456789})
+    assert "refit_sent_bytes_total 61064245249\n" in refit.metrics.openmetrics({"sent_bytes_total": 61064245249.0})
     assert text == """# HELP refit_updates Updates that succeeded.
 # TYPE refit_updates counter
 refit_updates_total{rank="1",engine="a\\"b"} 2
