@@ -26,7 +26,10 @@ namespace {
 
 class UniqueIdTest : public ControlPlaneTest {
  protected:
-  void SetUp() override {
+  void SetUp() override { Unset(); }
+  // With a sanitizer other tests follow in the same process.
+  void TearDown() override { Unset(); }
+  static void Unset() {
     unsetenv("REFIT_HOST");
     unsetenv("NCCL_SOCKET_IFNAME");
   }

@@ -7,6 +7,7 @@
 #include "plan/dtype.h"
 #include "plan/proof/schedule_proof.h"
 #include "tests/plan/plan_spec.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
@@ -1399,6 +1400,7 @@ TEST(ProofTest, ARankOfTooManyNamesIsNamed) {
 // The parts of a frame that turns like a pinwheel, around very many columns: no
 // plane separates them.
 TEST(ProofTest, APlanThatTakesFarTooManyStepsIsRefused) {
+  if (kSanitized) GTEST_SKIP() << "a billion steps take minutes then";
   constexpr uint64_t kColumns = 60000;
   constexpr uint64_t kSide = kColumns + 2;
   PlanSpec spec = SampleSpec();
