@@ -130,6 +130,59 @@ struct DealtLoad {
 // The streams of a wave by mechanism; in order of source, receiver, relays.
 using WaveStreams = std::array<std::vector<Stream>, 2>;
 
+// What the ranks of routed streams do.
+struct FlowLoad {
+  int64_t received = 0;  // by the busiest rank, between hosts
+  int64_t largest = 0;   // of a stream
+  size_t others = 0;     // to whom a rank passes on inside its host, at most
+  int64_t steps = 0;     // rounds of the longest way from a root
+};
+
+FlowLoad LoadOfFlows(const Module& module,
+                     const std::vector<int64_t>& staged_bytes,
+                     const std::vector<Stream>& streams) {
+  FlowLoad load;
+  std::vector<int64_t> received(static_cast<size_t>(module.world_size()), 0);
+  std::vector<int64_t> steps(received.size(), 0);
+  std::vector<int64_t> passed_on(received.size(), 0);
+  std::vector<size_t> others(received.size(), 0);
+  for (const Stream& stream : streams) {
+    if (!stream.is_routed) continue;
+    int64_t bytes = 0;
+    for (const PieceId id : stream.pieces) bytes += staged_bytes[IndexOf(id)];
+    load.largest = std::max(load.largest, bytes);
+    if (stream.route == Route::kNetwork) {
+      received[IndexOf(stream.receiver)] += bytes;
+    }
+    steps[IndexOf(stream.receiver)] = 0;
+    for (const Relay& relay : stream.relays) {
+      others[IndexOf(relay.sender)] = 0;
+      passed_on[IndexOf(relay.sender)] = 0;
+    }
+    for (const Relay& relay : stream.relays) {
+      if (module.RouteBetween(relay.sender, relay.receiver) !=
+          Route::kNetwork) {
+        load.others = std::max(load.others, ++others[IndexOf(relay.sender)]);
+        continue;
+      }
+      received[IndexOf(relay.receiver)] += bytes;
+      steps[IndexOf(relay.receiver)] =
+          steps[IndexOf(relay.sender)] + ++passed_on[IndexOf(relay.sender)];
+      load.steps = std::max(load.steps, steps[IndexOf(relay.receiver)]);
+    }
+  }
+  load.received = *std::max_element(received.begin(), received.end());
+  return load;
+}
+// Of a message, if `others` of a rank's host pass on to it what they receive:
+// its staging of a round holds what it sends, what it receives, and theirs.
+int64_t MessageBytesMost(const Limits& limits, int64_t others) {
+  return std::min(limits.bucket_bytes,
+                  limits.staging_bytes / (limits.slots + kHeldRounds) /
+                      (2 + others) / kStagingAlignmentBytes *
+                      kStagingAlignmentBytes);
+}
+
 class MessageBuilder {
  public:
   MessageBuilder(const PassOptions& options, Module& module)
@@ -188,9 +241,9 @@ class MessageBuilder {
                         int64_t bucket_bytes, double others) const;
   int64_t HostBucketBytes(const std::vector<WaveStreams>& waves) const;
   // Whether ranks pass on what they are sent by trees from staging.
-  bool HoldsFlows(const std::vector<Stream>& streams) const;
+  bool HoldsFlows(const FlowLoad& load) const;
   // The bytes of a message of a routed stream.
-  int64_t FlowBucketBytes(const std::vector<Stream>& streams) const;
+  int64_t FlowBucketBytes(const FlowLoad& load, bool holds) const;
   // Messages along the tree of the stream.
   void BuildFlow(int32_t wave, const Stream& stream, int64_t bucket_bytes,
                  bool holds);
@@ -638,64 +691,8 @@ int64_t MessageBuilder::CountDealt(int64_t network_bytes,
   return messages;
 }
 
-// What the ranks of routed streams do.
-namespace {
-struct FlowLoad {
-  int64_t received = 0;  // by the busiest rank, between hosts
-  int64_t largest = 0;   // of a stream
-  size_t others = 0;     // to whom a rank passes on inside its host, at most
-  int64_t steps = 0;     // rounds of the longest way from a root
-};
-
-FlowLoad LoadOfFlows(const Module& module,
-                     const std::vector<int64_t>& staged_bytes,
-                     const std::vector<Stream>& streams) {
-  FlowLoad load;
-  std::vector<int64_t> received(static_cast<size_t>(module.world_size()), 0);
-  std::vector<int64_t> steps(received.size(), 0);
-  std::vector<int64_t> passed_on(received.size(), 0);
-  std::vector<size_t> others(received.size(), 0);
-  for (const Stream& stream : streams) {
-    if (!stream.is_routed) continue;
-    int64_t bytes = 0;
-    for (const PieceId id : stream.pieces) bytes += staged_bytes[IndexOf(id)];
-    load.largest = std::max(load.largest, bytes);
-    if (stream.route == Route::kNetwork) {
-      received[IndexOf(stream.receiver)] += bytes;
-    }
-    steps[IndexOf(stream.receiver)] = 0;
-    for (const Relay& relay : stream.relays) {
-      others[IndexOf(relay.sender)] = 0;
-      passed_on[IndexOf(relay.sender)] = 0;
-    }
-    for (const Relay& relay : stream.relays) {
-      if (module.RouteBetween(relay.sender, relay.receiver) !=
-          Route::kNetwork) {
-        load.others = std::max(load.others, ++others[IndexOf(relay.sender)]);
-        continue;
-      }
-      received[IndexOf(relay.receiver)] += bytes;
-      steps[IndexOf(relay.receiver)] =
-          steps[IndexOf(relay.sender)] + ++passed_on[IndexOf(relay.sender)];
-      load.steps = std::max(load.steps, steps[IndexOf(relay.receiver)]);
-    }
-  }
-  load.received = *std::max_element(received.begin(), received.end());
-  return load;
-}
-// Of a message, if `others` of a rank's host pass on to it what they receive:
-// its staging of a round holds what it sends, what it receives, and theirs.
-int64_t MessageBytesMost(const Limits& limits, int64_t others) {
-  return std::min(limits.bucket_bytes,
-                  limits.staging_bytes / (limits.slots + kHeldRounds) /
-                      (2 + others) / kStagingAlignmentBytes *
-                      kStagingAlignmentBytes);
-}
-}  // namespace
-
-bool MessageBuilder::HoldsFlows(const std::vector<Stream>& streams) const {
-  const auto others =
-      static_cast<int64_t>(LoadOfFlows(module_, staged_bytes_, streams).others);
+bool MessageBuilder::HoldsFlows(const FlowLoad& load) const {
+  const auto others = static_cast<int64_t>(load.others);
   // A rank sends and receives a message, deals it out, and is dealt as many. A
   // message takes as long as its start, at least.
   return module_.limits.deals_relays &&
@@ -704,13 +701,11 @@ bool MessageBuilder::HoldsFlows(const std::vector<Stream>& streams) const {
              module_.topology.network_bytes_per_second * kStagedRoundSeconds;
 }
 
-int64_t MessageBuilder::FlowBucketBytes(
-    const std::vector<Stream>& streams) const {
-  const FlowLoad load = LoadOfFlows(module_, staged_bytes_, streams);
+int64_t MessageBuilder::FlowBucketBytes(const FlowLoad& load,
+                                        bool holds) const {
   if (load.received == 0) return 0;
   const Topology& topology = module_.topology;
-  const auto others =
-      HoldsFlows(streams) ? static_cast<int64_t>(load.others) : 0;
+  const auto others = holds ? static_cast<int64_t>(load.others) : 0;
   const int64_t most = MessageBytesMost(module_.limits, others);
   // A rank passes a message on one round after it came, to one rank after the
   // other, and deals it out at last.
@@ -796,8 +791,9 @@ void MessageBuilder::BuildStaged(int32_t wave,
       RelayedBucketBytes(streams, Route::kPeer, module_.limits);
   const int64_t network_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
-  const int64_t flow_bytes = FlowBucketBytes(streams);
-  const bool holds = HoldsFlows(streams);
+  const FlowLoad load = LoadOfFlows(module_, staged_bytes_, streams);
+  const bool holds = HoldsFlows(load);
+  const int64_t flow_bytes = FlowBucketBytes(load, holds);
   std::vector<PieceId> pieces;  // of a pair, that share its buckets
   std::vector<size_t> relays;   // of these pieces, in Module::messages
   for (size_t begin = 0; begin < streams.size();) {

@@ -164,41 +164,43 @@ bool SourcesAreTheLimit(const Module& module) {
          *std::max_element(received.begin(), received.end()) * kGainOfTrees;
 }
 
+// How many sets of ranks hold pieces of the flow.
+int64_t CountStreams(const Module& module, const Flow& flow) {
+  int64_t streams = 0;
+  const std::vector<Rank>* last = nullptr;
+  for (const PieceId id : flow.pieces) {
+    const std::vector<Rank>& sources = module.piece(id).sources;
+    if (last == nullptr || *last != sources) ++streams;
+    last = &sources;
+  }
+  return streams;
+}
+
+int64_t BytesOf(const Flows& flows) {
+  int64_t bytes = 0;
+  for (const auto& [key, flow] : flows) bytes += flow.bytes;
+  return bytes;
+}
+
 // Whether what each set of holders sends is so little, in the mean, that its
 // messages would take longer to start than on the wire. Many sources of little
 // feed every host about as fast.
 bool AreStreamsSmall(const Module& module, const Flows& flows) {
-  int64_t bytes = 0;
   int64_t streams = 0;
-  for (const auto& [key, flow] : flows) {
-    bytes += flow.bytes;
-    const std::vector<Rank>* last = nullptr;
-    for (const PieceId id : flow.pieces) {
-      const std::vector<Rank>& sources = module.piece(id).sources;
-      if (last == nullptr || *last != sources) ++streams;
-      last = &sources;
-    }
-  }
-  return bytes < streams * RangeBytesMin(module);
+  for (const auto& [key, flow] : flows) streams += CountStreams(module, flow);
+  return BytesOf(flows) < streams * RangeBytesMin(module);
 }
 
 // How many messages fan-out would make at least, in which each receiver passes
 // a part of what a source holds on to all others.
 int64_t MessagesWithoutTrees(const Module& module, const Flows& flows) {
-  int64_t bytes = 0;
-  for (const auto& [key, flow] : flows) bytes += flow.bytes;
+  const int64_t small = BytesOf(flows) / kSmallFlow;
   int64_t messages = 0;
   for (const auto& [key, flow] : flows) {
-    if (flow.bytes < bytes / kSmallFlow) continue;
+    if (flow.bytes < small) continue;
     int64_t receivers = 0;
     for (const Members& members : key.hosts) receivers += std::ssize(members);
-    const std::vector<Rank>* last = nullptr;
-    for (const PieceId id : flow.pieces) {
-      const std::vector<Rank>& sources = module.piece(id).sources;
-      if (last == nullptr || *last != sources)
-        messages += receivers * receivers;
-      last = &sources;
-    }
+    messages += CountStreams(module, flow) * receivers * receivers;
   }
   return messages;
 }

@@ -310,8 +310,7 @@ void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by,
       std::max({not_before, FirstOpen(message.source, kSends, bytes),
                 FirstOpen(message.destination, kReceives, bytes)});
   while (!FitsDealt(message, dealt_by, round)) ++round;
-  PlaceAt(message, round);
-  for (Message& held : dealt_by) PlaceAt(held, round + 1);
+  PlaceIn(message, dealt_by, round);
 }
 
 bool Scheduler::FitsIn(const Message& message,
@@ -854,19 +853,19 @@ struct Chunk {
 // stands behind what brings it.
 std::vector<Chunk> ChunksOf(const Module& module,
                             const std::vector<Message*>& messages) {
+  // By message, from behind: those of a stream stand one after the other.
+  std::vector<int32_t> of(module.messages.size());
+  for (size_t i = of.size(); i-- > 0;) {
+    const int32_t next = module.messages[i].pipeline_round + 1;
+    const bool goes_on =
+        i + 1 < of.size() && module.messages[i + 1].pipeline_round == next;
+    of[i] = goes_on ? of[i + 1] : next;
+  }
   std::vector<Chunk> chunks;
   for (const Message* message : messages) {
-    // Those of a stream stand one after the other.
-    const Message* last = message;
-    const Message* end = module.messages.data() + module.messages.size();
-    while (last + 1 != end &&
-           last[1].pipeline_round == last->pipeline_round + 1) {
-      ++last;
-    }
+    const auto number = static_cast<uint32_t>(message - module.messages.data());
     chunks.push_back(
-        {.chunk = message->pipeline_round,
-         .of = last->pipeline_round + 1,
-         .number = static_cast<uint32_t>(message - module.messages.data())});
+        {.chunk = message->pipeline_round, .of = of[number], .number = number});
   }
   std::sort(chunks.begin(), chunks.end(), [](const Chunk& a, const Chunk& b) {
     const int64_t of_a = int64_t{2 * a.chunk + 1} * b.of;
