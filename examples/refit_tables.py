@@ -8,8 +8,8 @@ refitc's own statistics: bytes over all messages, the lower bound of the topolog
 busiest sender's bytes over the mean. "run" says that refit-run wrote every element of every destination rank of the same
 mesh right, with a model of the same structure (layers, heads, experts) and smaller matrices.
 
---published prints instead the table of docs/simulator.md: the jobs that others published a refit time of, with refit-sim's
-time beside it.
+--published prints instead the table of bench/results/published-tables.json: the jobs that others published a refit time
+of, with refit-sim's time beside it.
 
 Standard library only. Exit status: 0 all well, 1 some job failed.
 """

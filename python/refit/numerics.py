@@ -1,4 +1,4 @@
-"""Arithmetic of the elements that a refit changes: casts, post-hooks, fp8 blocks. docs/layouts.md has the formulas.
+"""Arithmetic of the elements that a refit changes: casts, post-hooks, fp8 blocks. compiler/layout/README.md has the formulas.
 
 For `refit.check`, which must not take the executor's word. Needs numpy alone: bf16 and fp8 are handled as bits.
 """

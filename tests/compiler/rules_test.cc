@@ -793,14 +793,15 @@ TEST(RulesTest, RulesAreBesideAConfig) {
             "\"rules\"?");
 }
 
-// The words of docs/jobs.md's table of roles are those that a file may use.
+// The words of the page's table of roles are those that a file may use.
 TEST(RulesTest, TheDocsListEveryRole) {
-  std::ifstream file(std::string(REFIT_SOURCE_DIR) + "/docs/jobs.md");
+  std::ifstream file(std::string(REFIT_SOURCE_DIR) +
+                     "/examples/rules/README.md");
   std::set<std::string> documented;
   bool inside = false;
   for (std::string line; std::getline(file, line);) {
-    if (line == "#### Roles") inside = true;
-    if (line.starts_with("#### ") && line != "#### Roles") inside = false;
+    if (line == "## Roles") inside = true;
+    if (line.starts_with("## ") && line != "## Roles") inside = false;
     if (!inside || !line.starts_with("| `")) continue;
     const std::string cell = line.substr(0, line.find(" | "));
     for (size_t at = 0; (at = cell.find('`', at)) != std::string::npos;) {

@@ -20,9 +20,10 @@ def text_of(path):
 
 
 def anchors(path):
-    """The names that headings have as link targets, as repository hosts make them."""
+    """The names that headings have as link targets, as repository hosts make them, and those of `<a id="…">`."""
     found = set()
     for line in path.read_text().splitlines():
+        found.update(re.findall(r'<a id="([^"]+)">', line))
         heading = re.match(r"#+ (.*)", line)
         if heading:
             words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).lower()

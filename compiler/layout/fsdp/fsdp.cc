@@ -1,6 +1,6 @@
 // FSDP2: every param's rows cut over the data-parallel ranks as torch.chunk
 // cuts them, also inside tensor parallelism, and experts over a mesh of their
-// own. docs/layouts.md holds the formulas and where they come from.
+// own. README.md beside it holds the formulas and where they come from.
 #include <algorithm>
 #include <string>
 #include <string_view>

@@ -1,5 +1,5 @@
 // Megatron Core: GPTModel with Transformer Engine's layer spec and grouped
-// experts. docs/layouts.md holds the formulas and where they come from.
+// experts. README.md beside it holds the formulas and where they come from.
 #include <algorithm>
 #include <optional>
 #include <string>

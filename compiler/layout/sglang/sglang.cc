@@ -1,5 +1,5 @@
 // SGLang: the layout of its linear, vocabulary and fused-MoE layers as loaded.
-// docs/layouts.md holds the formulas and where they come from.
+// README.md beside it holds the formulas and where they come from.
 #include <optional>
 #include <string>
 #include <string_view>

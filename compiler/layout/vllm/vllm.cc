@@ -1,5 +1,5 @@
 // vLLM: the canonical (checkpoint-ordered) layout of its linear, vocabulary
-// and fused-MoE layers. docs/layouts.md holds the formulas and where they come
+// and fused-MoE layers. README.md beside it holds the formulas and where they come
 // from.
 #include <algorithm>
 #include <optional>
