@@ -1,5 +1,5 @@
 // What every Device must do with messages of which only what changed is sent,
-// held against the format as docs/plan-format.md tells it. A test file
+// held against the format as schema/FORMAT.md tells it. A test file
 // instantiates the suite as it does DeviceConformance.
 #ifndef REFIT_TESTS_EXECUTOR_MESSAGE_CODE_CONFORMANCE_H_
 #define REFIT_TESTS_EXECUTOR_MESSAGE_CODE_CONFORMANCE_H_

@@ -300,7 +300,7 @@ PlanFile OpenSpec(const PlanSpec& spec) {
 
 namespace {
 
-// As docs/plan-format.md says, without the loader.
+// As schema/FORMAT.md says, without the loader.
 std::vector<fb::Message> Unpack(const fb::BodyT& body, int32_t number) {
   const fb::PackedMessagesT& packed = *body.packed_messages;
   const fb::MessageList& list = packed.lists[static_cast<size_t>(number)];
