@@ -36,7 +36,7 @@ constexpr Measured kCpu[] = {
 };
 
 // Of one H200: reads, and what a part of a tensor that holds a change takes
-// more (docs/delta.md).
+// more (README.md).
 constexpr double kReadBytesPerSecond = 4300e9;
 constexpr double kListedBytes = 4096;
 constexpr double kListedBytesPerSecond = 11000e9;

@@ -1,5 +1,5 @@
 // What a refit that sends only what changed costs beside its bytes on links
-// (docs/delta.md). Changes are scattered evenly.
+// (README.md). Changes are scattered evenly.
 #ifndef REFIT_SIMULATOR_DELTA_COSTS_H_
 #define REFIT_SIMULATOR_DELTA_COSTS_H_
 

@@ -47,7 +47,7 @@ TEST(DeltaCosts, OfBitmapsAreLessToFindAndToEnd) {
   }
 }
 
-// docs/delta.md computes the same by hand, for 30.5 GB.
+// simulator/README.md computes the same by hand, for 30.5 GB.
 TEST(DeltaCosts, OfDirectRoundsAreThoseOfTheFormulas) {
   const double bytes = 30.5e9;
   const auto seconds = [&](fb::DeltaChanges changes, double rate) {
