@@ -2,7 +2,8 @@
 """Checks that docs/errors.md has the messages that the sources have.
 
 Each message of the page must stand in a string of the sources: between what differs from run to run, every run of words
-is looked for. And each error that the executor makes, but for the codes whose messages speak for themselves, must have a row.
+is looked for. And each error that the executor makes, but for the codes whose messages speak for themselves, must have a row, as
+must each WorkerError of the adapters.
 
 usage: check_errors.py ROOT
 """
@@ -61,6 +62,14 @@ def errors_of(text):
         yield call[1], [part for part in parts if words(part)], text.count("\n", 0, call.start()) + 1
 
 
+def worker_errors_of(text):
+    """(words between what differs, line) of each WorkerError of a Python file, the errors that an adapter's driver gets."""
+    for call in re.finditer(r"raise WorkerError\(", text):
+        found = re.match(r'\s*((?:f?"(?:[^"\\\n]|\\.)*"\s*)+)', text[call.end():])
+        if found:
+            yield strings_of(found[1]), text.count("\n", 0, call.start()) + 1
+
+
 def words(text):
     """The text without what differs: formats, numbers, and spaces at its ends."""
     return re.sub(r"\s+", " ", re.sub(r"%[-\d.]*[a-z]|\$\d|\{[^}]*\}", "…", text)).strip(" …")
@@ -74,7 +83,7 @@ def fragments(message):
 
 def is_said(fragment, corpus):
     """Whether the sources have it as one string, or as two that a program joins."""
-    spaces = [at.start() for at in re.finditer(" ", fragment)]
+    spaces = [at.start() for at in re.finditer(" ", fragment) if min(at.start(), len(fragment) - at.end()) > 1]
     return fragment in corpus or any(fragment[:at] in corpus and fragment[at + 1:] in corpus for at in spaces)
 
 
@@ -101,17 +110,21 @@ def main():
     rows = [fragment for message in messages for fragment in fragments(message)]
     checked = 0
     for path in files:
-        if not path.is_relative_to(root / "executor") or path.suffix != ".cc":
+        if path.is_relative_to(root / "executor") and path.suffix == ".cc":
+            errors = [(parts, line) for code, parts, line in errors_of(path.read_text()) if code not in SPEAK_FOR_THEMSELVES]
+        elif path.is_relative_to(root / "python/refit"):
+            errors = list(worker_errors_of(path.read_text()))
+        else:
             continue
-        for code, parts, line in errors_of(path.read_text()):
-            if code in SPEAK_FOR_THEMSELVES or not parts or any(word in part for word in NOT_FOR_USERS for part in parts):
+        for parts, line in errors:
+            if not re.search("[a-z]", words(" ".join(parts))) or any(word in part for word in NOT_FOR_USERS for part in parts):
                 continue
             checked += 1
-            runs = [run for part in parts for run in fragments(words(part))] or [words(part) for part in parts]
+            runs = [run for part in parts for run in fragments(words(part))] or [words(part).strip(" …;,:()") for part in parts]
             if not any(run in documented for run in runs) and not any(row in run for run in runs for row in rows):
                 print(f"{path.relative_to(root)}:{line}: error: {PAGE} has no row for \"{' … '.join(runs)}\"")
                 wrong += 1
-    print(f"{len(messages)} messages in {len(anchors)} rows, {checked} errors of the executor checked, {wrong} problems")
+    print(f"{len(messages)} messages in {len(anchors)} rows, {checked} errors of the sources checked, {wrong} problems")
     return 1 if wrong or not messages or not checked else 0
 
 
