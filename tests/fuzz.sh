@@ -30,6 +30,9 @@ fuzz() {
 plans=build/fuzz/seeds/plans
 mkdir -p "$plans"
 find tests/compat -name '*.refit' -exec cp {} "$plans" \;
+rules=build/fuzz/seeds/rules
+mkdir -p "$rules"
+cp examples/rules/*.json "$rules"
 failed=0
 # Two at a time. All run, whichever fails.
 fuzz plan_file_fuzz "$plans" & first=$!
@@ -40,7 +43,7 @@ fuzz control_frame_fuzz & first=$!
 fuzz memory_export_fuzz & second=$!
 wait "$first" || failed=1
 wait "$second" || failed=1
-fuzz rules_fuzz examples/rules & first=$!
+fuzz rules_fuzz "$rules" & first=$!
 fuzz message_code_fuzz & second=$!
 wait "$first" || failed=1
 wait "$second" || failed=1
