@@ -1,6 +1,6 @@
 // vLLM: the canonical (checkpoint-ordered) layout of its linear, vocabulary
-// and fused-MoE layers. README.md beside it holds the formulas and where they come
-// from.
+// and fused-MoE layers. README.md beside it holds the formulas and where they
+// come from.
 #include <algorithm>
 #include <optional>
 #include <string>
