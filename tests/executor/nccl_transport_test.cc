@@ -2,10 +2,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "refit/worker.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
@@ -265,6 +267,41 @@ TEST_F(NcclTransportTest, RanksThatThePlanHasOnOneGpuAreToldWhereTheyRun) {
       << ends_[0]->notices()[0];
   EXPECT_EQ(ends_[1]->notices().size(), 1);
   EXPECT_EQ(ends_[2]->notices().size(), 0);
+  ends_.clear();  // before their device
+}
+
+// The one of all ranks.
+class OneGpu : public HostDevice {
+ public:
+  std::string Identity() override { return "GPU-0"; }
+};
+
+// The plan has them on one GPU, or on several.
+TEST_F(NcclTransportTest, ThreadsThatShareAGpuNeedTwoConnectionsToIt) {
+  OneGpu device;
+  for (const fb::Route route : {fb::Route::kLocal, fb::Route::kPeer}) {
+    for (const char* connections : {"1", "8"}) {
+      ASSERT_EQ(setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1), 0);
+      ends_ = MakeNcclTransports(device, {0, 0, 0});
+      edges_.clear();
+      AddEdge(1, 0, route, fb::Mechanism::kDirect);
+      AddEdge(0, 2, fb::Route::kPeer);
+      const auto statuses = Connect();
+      EXPECT_EQ(unsetenv("CUDA_DEVICE_MAX_CONNECTIONS"), 0);
+      for (const absl::Status& status : statuses) {
+        SCOPED_TRACE(status);
+        ASSERT_EQ(status.ok(), *connections == '8');
+        if (status.ok()) continue;
+        EXPECT_TRUE(absl::StrContains(
+            status.message(),
+            "ranks 0 and 1 share a GPU and are threads of one process, where "
+            "CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for "
+            "would stand behind its wait. Unset it (CUDA's default is 8), or "
+            "give each rank a process or a GPU of its own"));
+      }
+    }
+  }
+  ends_.clear();  // before their device
 }
 
 TEST_F(NcclTransportTest, AnAbortThatDoesNotReturnIsLeftBehind) {
@@ -330,6 +367,7 @@ TEST_F(NcclTransportTest, DirectEdgesWithoutAFenceFailOnAllRanks) {
   }
   EXPECT_EQ(fake_nccl_live_communicators(), 0);
   ends_.clear();
+  ends_.clear();  // before their device
 }
 
 TEST_F(NcclTransportTest, FailureWhileConnectingLeavesNoCommunicator) {

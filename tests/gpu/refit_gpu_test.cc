@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -124,8 +125,44 @@ TEST_P(RefitGpuTest, EveryByteIsRight) {
   world.ExpectRefitIsRight();
 }
 
-TEST(RelayGpuTest, OneRankFeedsThreeThatRelay) {
-  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+// Ranks are dealt out over the GPUs, whatever the plan says: four share two.
+class RelayGpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+    if (SharesWithOneConnection()) {
+      GTEST_SKIP() << "threads that share a GPU need two connections to it, "
+                      "see ThreadsThatShareAGpuAgainstThePlanAreRefused";
+    }
+  }
+  static bool SharesWithOneConnection() {
+    const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return CudaDeviceCount() < 4 && connections != nullptr &&
+           std::string(connections) == "1";
+  }
+};
+
+TEST(RefusedGpuTest, ThreadsThatShareAGpuAgainstThePlanAreRefused) {
+  // The variable counts where CUDA begins, so it is the caller's to set.
+  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (connections == nullptr || std::string(connections) != "1") {
+    GTEST_SKIP() << "needs CUDA_DEVICE_MAX_CONNECTIONS=1";
+  }
+  if (CudaDeviceCount() >= 4) GTEST_SKIP() << "needs fewer GPUs than ranks";
+  const PlanFile plan = RelayPlan({}).Open();
+  try {
+    GpuWorld world(plan);
+    FAIL() << "ranks that share a GPU connect";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("share a GPU and are threads of one process, where "
+                        "CUDA_DEVICE_MAX_CONNECTIONS is 1"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(RelayGpuTest, OneRankFeedsThreeThatRelay) {
   const PlanFile plan = RelayPlan({.replicas = 3,
                                    .layers = 12,
                                    .rows_per_stripe = 256,
@@ -431,8 +468,7 @@ TEST_P(RefitGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
   ExpectLateRankEndsTheRefitUntilConnect(Plan(), 4);
 }
 
-TEST(RelayGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
-  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+TEST_F(RelayGpuTest, RankThatDoesNotComeEndsALaterGraphUntilConnect) {
   const PlanFile plan = RelayPlan({}).Open();
   ExpectLateRankEndsTheRefitUntilConnect(plan, 4);
 }
@@ -474,8 +510,7 @@ TEST_P(RefitGpuTest, ARankMayComeLateWhileTheOthersRecord) {
 }
 
 // On two GPUs two ranks, threads of this process, share each.
-TEST(RelayGpuTest, ARankMayComeLateWhileTheOthersRecord) {
-  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+TEST_F(RelayGpuTest, ARankMayComeLateWhileTheOthersRecord) {
   ExpectLateRankMayStillCome(RelayPlan({}).Open());
 }
 

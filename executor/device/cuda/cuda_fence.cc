@@ -1,7 +1,6 @@
 #include "executor/device/cuda/cuda_fence.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -88,13 +87,6 @@ absl::StatusOr<Exported> ReadExported(std::string_view bytes) {
   return absl::InvalidArgumentError("not exported by a CUDA device");
 }
 
-// What a stream waits for holds up all others then. With 2 to 32 connections
-// none of 20 streams of a process held up another (H100).
-bool HasOneConnection() {
-  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return connections != nullptr && std::string_view(connections) == "1";
-}
-
 uint32_t* LowerHalf(uint64_t* word) {
   return reinterpret_cast<uint32_t*>(word);
 }
@@ -117,13 +109,9 @@ CudaFence::CudaFence(Device& owner, CudaSharing& sharing, int device,
       sharing_(sharing),
       device_(device),
       world_size_(world_size),
-      first_(first),
-      shares_(static_cast<size_t>(world_size)) {
+      first_(first) {
   words_.rank = rank;
-  for (const int32_t peer : sharing_peers) {
-    shares_[static_cast<size_t>(peer)] = true;
-  }
-  if (!sharing_peers.empty()) pairs_.resize(shares_.size());
+  if (!sharing_peers.empty()) pairs_.resize(static_cast<size_t>(world_size));
 }
 
 absl::StatusOr<std::unique_ptr<CudaFence>> CudaFence::Create(
@@ -240,14 +228,6 @@ absl::Status CudaFence::MapPeer(int32_t peer, const std::string& bytes,
     return absl::OkStatus();
   }
   std::shared_ptr<PinnedWords> pinned = ShownWords().Find(exported->token);
-  if (pinned != nullptr && shares_[static_cast<size_t>(peer)] &&
-      HasOneConnection()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "it shares the process and the GPU of rank ", words_.rank,
-        ", where CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for "
-        "would wait behind that. Unset it (CUDA's default is 8), or run the "
-        "two in processes of their own"));
-  }
   if (pinned == nullptr) {
     absl::StatusOr<std::unique_ptr<SharedWords>> words = SharedWords::Open(
         exported->words, static_cast<size_t>(world_size_), deadline);

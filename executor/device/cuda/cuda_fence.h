@@ -134,8 +134,7 @@ class CudaFence : public DeviceFence {
   // device alone. From the first capture on they signal, and come after each
   // wait of a stream, which then may end too early.
   bool was_captured_ = false;
-  std::vector<Pair> pairs_;   // by rank; empty: no peer shares the device
-  std::vector<bool> shares_;  // by rank
+  std::vector<Pair> pairs_;  // by rank; empty: no peer shares the device
   // Those that peers write, where one of them shares the device; else null.
   std::shared_ptr<PinnedWords> shown_;
   std::optional<Token> shown_token_;  // of shown_, since Export
