@@ -56,10 +56,11 @@ enum class Failure {
   kCloses,    // this rank closes its executor instead of waiting
   kFrees,     // this rank frees memory between Run and Wait
   kCaptures,  // nothing fails, but a thread captures a graph meanwhile
+  kChecked,   // the same in a refit that is checked
 };
 
-constexpr const char* kNames[] = {"None",   "Late",  "Killed",  "Leaves",
-                                  "Closes", "Frees", "Captures"};
+constexpr const char* kNames[] = {"None",   "Late",  "Killed",   "Leaves",
+                                  "Closes", "Frees", "Captures", "Checked"};
 
 const PlanFile& Plan() {
   static const PlanFile plan = ReshardPlan({.source_ranks = 1,
@@ -117,6 +118,7 @@ class RankOfChild {
       case Failure::kNone:
         break;
       case Failure::kCaptures:
+      case Failure::kChecked:
         is_victim ? RefitLate() : RefitBesideACapture();
         break;
       default:
@@ -166,10 +168,14 @@ class RankOfChild {
     Succeeds(world_rank_->PoisonDestinations(), "PoisonDestinations");
     std::this_thread::sleep_for(kLate / 4);
     WorkAhead();
-    absl::Status status =
-        executor().Run(world_rank_->stream(), {.timeout = kTimeout});
+    absl::Status status = executor().Run(world_rank_->stream(), Ample());
     if (status.ok()) status = executor().Wait();
     if (Succeeds(status, "Run")) CheckValues();
+  }
+  RunOptions Ample() const {
+    RunOptions options = {.timeout = kTimeout};
+    options.check = role_.failure == Failure::kChecked;
+    return options;
   }
   void CheckValues() {
     const auto check = world_rank_->Check();
@@ -246,8 +252,7 @@ class RankOfChild {
                cudaSuccess,
            "cudaStreamCreateWithFlags");
     WorkAhead();
-    absl::Status status =
-        executor().Run(world_rank_->stream(), {.timeout = kTimeout});
+    absl::Status status = executor().Run(world_rank_->stream(), Ample());
     std::thread capture([&] {
       std::this_thread::sleep_for(milliseconds(50));
       cudaGraph_t graph = nullptr;
@@ -392,10 +397,10 @@ TEST(RefusedThreadsTest, OneConnectionIsTooFewForTwoRanksOfAProcess) {
   EXPECT_EQ(child.Await(Clock::now() + kChildTime), kRefused);
   EXPECT_TRUE(absl::StrContains(
       child.Output(),
-      "fence of rank 1: it shares the process and the GPU of rank 0, where "
-      "CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for would wait "
-      "behind that. Unset it (CUDA's default is 8), or run the two in "
-      "processes of their own"))
+      "ranks 0 and 1 share a GPU and are threads of one process, where "
+      "CUDA_DEVICE_MAX_CONNECTIONS is 1: what one of them waits for would "
+      "stand behind its wait. Unset it (CUDA's default is 8), or give each "
+      "rank a process or a GPU of its own"))
       << child.Output();
 }
 
@@ -425,11 +430,11 @@ TEST_P(ProcessesTest, TheRankThatIsLeftEndsAndItsStreamDrains) {
 }
 
 constexpr Failure kAll[] = {
-    Failure::kNone,   Failure::kLate,  Failure::kKilled,  Failure::kLeaves,
-    Failure::kCloses, Failure::kFrees, Failure::kCaptures};
-constexpr Failure kOfThreads[] = {Failure::kNone,   Failure::kLate,
-                                  Failure::kLeaves, Failure::kCloses,
-                                  Failure::kFrees,  Failure::kCaptures};
+    Failure::kNone,   Failure::kLate,  Failure::kKilled,   Failure::kLeaves,
+    Failure::kCloses, Failure::kFrees, Failure::kCaptures, Failure::kChecked};
+constexpr Failure kOfThreads[] = {
+    Failure::kNone,  Failure::kLate,     Failure::kLeaves, Failure::kCloses,
+    Failure::kFrees, Failure::kCaptures, Failure::kChecked};
 
 INSTANTIATE_TEST_SUITE_P(Failures, ProcessesTest,
                          testing::Combine(testing::ValuesIn(kAll),

@@ -320,6 +320,7 @@ class CudaDevice : public Device {
 
   absl::Status Synchronize(Stream stream) override {
     const ScopedDevice current(ordinal_);
+    const ScopedRelaxedCapture relaxed;
     return CudaStatus(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)),
                       "cudaStreamSynchronize");
   }
