@@ -1,11 +1,11 @@
 #include "executor/waiting.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "executor/log.h"
 #include "refit/interruption.h"
 
 namespace refit {
@@ -84,10 +84,9 @@ std::string RanksText(absl::Span<const int32_t> ranks) {
 
 void ReportWait(const std::string& who, const std::string& whom,
                 int64_t seconds, const std::string& why) {
-  const std::string line =
-      absl::StrCat("refit: ", who, ": waiting for ", whom, " (", seconds, " s)",
-                   why.empty() ? "" : "; ", why, "\n");
-  std::fputs(line.c_str(), stderr);
+  Log(LogLevel::kWarning,
+      absl::StrCat(who, ": waiting for ", whom, " (", seconds, " s)",
+                   why.empty() ? "" : "; ", why));
 }
 
 }  // namespace refit

@@ -58,8 +58,8 @@ class WaitReminder {
 // "rank 3", "ranks 3, 5", "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more".
 std::string RanksText(absl::Span<const int32_t> ranks);
 
-// Writes "refit: WHO: waiting for WHOM (SECONDS s)" to stderr, and "; WHY" if
-// there is a reason to be told.
+// Logs "WHO: waiting for WHOM (SECONDS s)", and "; WHY" if there is a reason to
+// be told.
 void ReportWait(const std::string& who, const std::string& whom,
                 int64_t seconds, const std::string& why = "");
 

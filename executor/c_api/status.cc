@@ -1,5 +1,7 @@
 #include "executor/c_api/status.h"
 
+#include "refit/log.h"
+
 namespace refit {
 namespace {
 
@@ -16,6 +18,18 @@ constexpr milliseconds kDefaultTimeout = std::chrono::minutes(10);
 // Longer ones are no timeout to the executor either.
 constexpr auto kTimeoutMax =
     std::chrono::floor<milliseconds>(nanoseconds::max());
+
+refit_log_level LogLevelOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kInfo:
+      return REFIT_LOG_INFO;
+    case LogLevel::kWarning:
+      return REFIT_LOG_WARNING;
+    case LogLevel::kError:
+      return REFIT_LOG_ERROR;
+  }
+  return REFIT_LOG_ERROR;
+}
 
 }  // namespace
 
@@ -54,6 +68,13 @@ absl::StatusOr<nanoseconds> Timeout(int64_t timeout_ms) {
 }  // namespace refit
 
 const char* refit_version(void) { return REFIT_VERSION; }
+
+void refit_set_log_function(refit_log_function function, void* context) {
+  if (function == nullptr) return refit::SetLogSink(nullptr);
+  refit::SetLogSink([=](refit::LogLevel level, std::string_view line) {
+    function(refit::LogLevelOf(level), std::string(line).c_str(), context);
+  });
+}
 
 refit_code refit_status_code(const refit_status* status) {
   return status == nullptr ? REFIT_OK : status->code;

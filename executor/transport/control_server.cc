@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "executor/log.h"
 #include "executor/own_thread.h"
 #include "executor/transport/control_link.h"
 #include "executor/transport/unique_id_listener.h"
@@ -44,10 +44,10 @@ constexpr int kReceivesPerTurn = 16;
 void SayThatAnybodyMayJoin(const std::string& address) {
   static std::atomic<bool> said = false;
   if (said.exchange(true)) return;
-  std::fprintf(stderr,
-               "refit: rank 0 listens at %s and lets in whoever reaches it, "
-               "since neither REFIT_SECRET nor REFIT_SECRET_FILE is set\n",
-               address.c_str());
+  Log(LogLevel::kWarning,
+      absl::StrCat("rank 0 listens at ", address,
+                   " and lets in whoever reaches it, since neither "
+                   "REFIT_SECRET nor REFIT_SECRET_FILE is set"));
 }
 
 absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {

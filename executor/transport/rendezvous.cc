@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "executor/file_descriptor.h"
+#include "executor/log.h"
 #include "executor/token.h"
 #include "executor/transport/tcp_socket.h"
 #include "refit/control_plane.h"
@@ -206,11 +206,10 @@ absl::StatusOr<std::string> SecretFromEnvironment() {
   static std::atomic<bool> said = false;
   if (!secret.empty() && secret.size() < kSecretBytesMin &&
       !said.exchange(true)) {
-    std::fprintf(stderr,
-                 "refit: %s has %zu bytes; a secret of fewer than %zu random "
-                 "bytes can be guessed\n",
-                 given.has_value() ? kSecret : kSecretFile, secret.size(),
-                 kSecretBytesMin);
+    Log(LogLevel::kWarning,
+        absl::StrCat(given.has_value() ? kSecret : kSecretFile, " has ",
+                     secret.size(), " bytes; a secret of fewer than ",
+                     kSecretBytesMin, " random bytes can be guessed"));
   }
   return secret;
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "executor/log.h"
 #include "executor/transport/loaded_library.h"
 
 namespace refit::ucx {
@@ -18,14 +19,28 @@ constexpr char kLibraryName[] = "libucp.so.0";
 
 thread_local int quiet_logs = 0;
 
+// The first of ucs_log_level_t.
+constexpr int kFatal = 0;
+constexpr int kError = 1;
+constexpr int kWarn = 2;
+
 // ucs_log_func_t: 0 says that the message needs no other handler. Programs of
 // ours write data to the standard output, where UCX's own handler would put it.
-int LogToStandardError(const char*, unsigned, const char*, int, const void*,
-                       const char* message, va_list arguments) {
+int LogOfUcx(const char*, unsigned, const char*, int level, const void*,
+             const char* message, va_list arguments) {
   if (quiet_logs > 0) return 0;
-  char text[512];
-  std::vsnprintf(text, sizeof(text), message, arguments);
-  std::fprintf(stderr, "UCX: %s\n", text);
+  char text[512] = "UCX: ";
+  constexpr size_t kPrefix = sizeof("UCX: ") - 1;
+  std::vsnprintf(text + kPrefix, sizeof(text) - kPrefix, message, arguments);
+  if (level == kFatal) {
+    // UCX ends the process next, before a sink hands its lines on.
+    std::fprintf(stderr, "refit: %s\n", text);
+    return 0;
+  }
+  Log(level == kError  ? LogLevel::kError
+      : level == kWarn ? LogLevel::kWarning
+                       : LogLevel::kInfo,
+      text);
   return 0;
 }
 
@@ -36,7 +51,7 @@ void RedirectLog(void* handle) {
   // In libucs, which libucp needs: a lookup takes in what a library needs.
   push =
       reinterpret_cast<decltype(push)>(dlsym(handle, "ucs_log_push_handler"));
-  if (push != nullptr) push(LogToStandardError);
+  if (push != nullptr) push(LogOfUcx);
 }
 
 absl::StatusOr<void*> Open() {

@@ -10,7 +10,7 @@ import time
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
 
-from refit import _core, dtensors, metrics, modules
+from refit import _core, dtensors, logs, metrics, modules
 from refit.errors import Aborted, BindError, Error, FailedPrecondition, InvalidArgument, Unavailable
 from refit.plan import Plan, PostHook
 from refit.rendezvous import Rendezvous, from_unique_id
@@ -94,6 +94,7 @@ class Executor:
         ordinal = _cuda_ordinal(device)
         if fabric is not None and ordinal is not None:  # before a GPU is asked for
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
+        logs.start()
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"

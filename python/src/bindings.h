@@ -8,6 +8,7 @@ namespace refit::python {
 
 void BindPlan(nanobind::module_& module);      // compile, PlanFile
 void BindExecutor(nanobind::module_& module);  // Executor and where ranks meet
+void BindLog(nanobind::module_& module);       // for refit.logs
 
 }  // namespace refit::python
 

@@ -50,4 +50,5 @@ NB_MODULE(_core, module) {
 #endif
   refit::python::BindPlan(module);
   refit::python::BindExecutor(module);
+  refit::python::BindLog(module);
 }

@@ -2,6 +2,8 @@
 import concurrent.futures
 import logging
 import re
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -130,3 +132,35 @@ def test_no_module_prints():
 
     for module in pathlib.Path(refit.__file__).resolve().parent.glob("*.py"):
         assert not re.search(r"^[^#\n]*(\bprint\(|sys\.stderr)", module.read_text().partition('"""')[2].partition('"""')[2], re.MULTILINE), module
+
+
+# In a process of its own, since the library says it once. No rank meets another.
+SECRET_OF_NINE = """
+import logging, os, sys
+import refit
+def say():
+    os.environ |= {"REFIT_SECRET": "swordfish", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    refit.rendezvous.from_environment()
+def executor():
+    return refit.Executor(refit.Plan.load(sys.argv[1]), 0, fabric=refit.LocalFabric(4))
+"""
+NINE = "REFIT_SECRET has 9 bytes; a secret of fewer than 16 random bytes can be guessed\n"
+
+
+@pytest.mark.parametrize("body, expected", [
+    ("say()", f"refit: {NINE}"),
+    ("executor(); say()", f"refit: {NINE}"),
+    ("logging.basicConfig(format='%(levelname)s:%(name)s:%(threadName)s:%(message)s'); executor(); say()",
+     f"WARNING:refit:refit-log:{NINE}"),
+    ("logging.basicConfig(level=logging.ERROR); executor(); say()", ""),
+    # A child has no thread of its parent; its own first executor starts one.
+    ("logging.basicConfig(format='%(message)s'); executor(); child = os.fork()\nif child: os.waitpid(child, 0)\nelse: executor(); say()",
+     NINE),
+    ("logging.basicConfig(); logging.getLogger('refit').addFilter(lambda record: 1 / 0); executor(); say()", "ZeroDivisionError"),
+])
+def test_lines_of_the_library_go_to_pythons_logger(tiny_job, tmp_path, body, expected):
+    plan = tmp_path / "plan.refit"
+    refit.compile(tiny_job).save(plan)
+    child = subprocess.run([sys.executable, "-W", "ignore", "-c", SECRET_OF_NINE + body, str(plan)], stderr=subprocess.PIPE, text=True,
+                           timeout=60, check=True)
+    assert expected in child.stderr if expected.endswith("Error") else child.stderr == expected

@@ -701,6 +701,40 @@ static void TestLibrary(void) {
   refit_executor_close(NULL);
 }
 
+typedef struct LogOf {
+  int lines;
+  refit_log_level level;
+  char last[256];
+} LogOf;
+
+static void KeepLine(refit_log_level level, const char* line, void* context) {
+  LogOf* log = context;
+  ++log->lines;
+  log->level = level;
+  snprintf(log->last, sizeof(log->last), "%s", line);
+}
+
+/* Of what is said once in a process. */
+static void TestLog(void) {
+  refit_rendezvous* rendezvous = NULL;
+  LogOf log = {0};
+  refit_set_log_function(KeepLine, &log);
+  setenv("WORLD_SIZE", "4", 1);
+  setenv("RANK", "3", 1);
+  setenv("LOCAL_RANK", "1", 1);
+  setenv("MASTER_ADDR", "trainer", 1);
+  setenv("REFIT_SECRET", "swordfish", 1);
+  OK(refit_rendezvous_from_environment(&rendezvous));
+  refit_rendezvous_free(rendezvous);
+  unsetenv("REFIT_SECRET");
+  refit_set_log_function(NULL, NULL);
+  EXPECT(log.lines == 1);
+  EXPECT(log.level == REFIT_LOG_WARNING);
+  EXPECT(strcmp(log.last,
+                "REFIT_SECRET has 9 bytes; a secret of fewer than 16 random "
+                "bytes can be guessed") == 0);
+}
+
 /* What a caller of 0.1 was compiled with must never change: 64-bit Linux. */
 static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_tensor) == 56);
@@ -1308,6 +1342,7 @@ int main(int argc, char** argv) {
   TestLayoutOfStructs();
   TestPlan();
   TestDevices();
+  TestLog();
   TestRendezvous();
   TestCreateErrors();
   TestFailures();

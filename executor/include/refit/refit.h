@@ -48,6 +48,29 @@ extern "C" {
 /* The library's version, "0.1.0". Valid for ever. */
 const char* refit_version(void);
 
+/* Log */
+
+typedef int32_t refit_log_level;
+enum {
+  REFIT_LOG_INFO = 1,    /* of UCX, where UCX_LOG_LEVEL asks for it */
+  REFIT_LOG_WARNING = 2, /* a long wait; a meeting that anybody may join */
+  REFIT_LOG_ERROR = 3    /* of UCX */
+};
+
+/* Gets what the library says besides statuses and notices, such as "connect:
+ * waiting for ranks 3, 5 (10 s)". `line` has no end of line, and is valid
+ * during the call only. Any thread may call it, also one of the library's own,
+ * but one at a time. The library may hold locks meanwhile, so the function must
+ * not call the library, nor wait for a thread that does, nor throw. */
+typedef void (*refit_log_function)(refit_log_level level, const char* line,
+                                   void* context);
+
+/* Sets the function for all of the process. NULL, the default: lines go to the
+ * standard error, each behind "refit: ". When this returns, the function before
+ * is neither running nor called again, so its context may be freed. Not for use
+ * in a log function. */
+void refit_set_log_function(refit_log_function function, void* context);
+
 /* Status */
 
 /* Numbered as gRPC's and Abseil's codes. A later library may return others. */
@@ -363,11 +386,11 @@ typedef struct refit_delta_report {
   double apply_seconds;  /* to store what staged rounds received */
   double check_seconds;  /* digests, and their comparison with waits for
                             others; 0: not checked */
-  double agree_seconds;  /* with the other ranks, with waits for them: before the
-                            rounds on the version, the rung and that all can
-                            check, behind them on the end */
-  double total_seconds;  /* from the call of run to the end of wait, with what
-                            the caller did between */
+  double agree_seconds; /* with the other ranks, with waits for them: before the
+                           rounds on the version, the rung and that all can
+                           check, behind them on the end */
+  double total_seconds; /* from the call of run to the end of wait, with what
+                           the caller did between */
 } refit_delta_report;
 
 /* Bytes of messages, including the alignment gaps of staged ones. */
