@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "executor/rank_schedule.h"
+#include "runner/rank_threads.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -145,6 +147,23 @@ TEST_F(NcclRefitTest, SixteenRanksOfThreeHosts) {
   ExpectRefits(CompiledPlan(
       ReshardJob(8, 8, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
                  R"(, "topology": {"gpus_per_host": 6})")));
+}
+
+// The first that asks writes a list out, while the others read it or wait. This
+// is where ThreadSanitizer sees that.
+TEST_F(NcclRefitTest, RanksThatAreThreadsShareAPackedPlan) {
+  const PlanFile plan =
+      CompiledPlan(ReshardJob(4, 4,
+                              std::string(kStaged) + kSmallBuckets +
+                                  "\"slots\": 2, \"fold\": \"always\""));
+  ASSERT_NE(plan.plan().required_features() & kFeaturePackedMessages, 0u);
+  std::atomic<size_t> operations = 0;
+  ASSERT_TRUE(RunRankThreads(16, [&](int32_t thread) {
+                operations +=
+                    RankSchedule(plan, thread % 8).operations().size();
+              }).ok());
+  EXPECT_GT(operations, 0u);
+  ExpectRefits(plan);
 }
 
 TEST_F(NcclRefitTest, ColocatedRanksStageToo) {
