@@ -13,6 +13,7 @@ from refit.errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArg
 from refit.executor import DeltaReport, Executor, join
 from refit.names import are_at_other_addresses
 from refit.plan import Plan
+from refit.requirements import refusal_of as requirements_refusal
 from refit.tensors import local_part, locator, view, words_view
 from refit.workers import GRACE_SECONDS, end_meeting
 
@@ -26,6 +27,8 @@ UNFED = ("local_tokens_per_expert",)
 CHANGES = "refit_changes"
 # That of a live shard whose parameter is not trained.
 FROZEN = "refit_frozen"
+# That of each live shard: the `facts` of `Taken`.
+FACTS = "refit_facts"
 # Classes of Transformer Engine for parameters in fp8: of its releases 2 and 1.
 QUANTIZED = {"QuantizedTensor", "Float8Tensor"}
 
@@ -37,6 +40,7 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
     taken = LiveShards(module).take()
     for name, tensor in taken.items():
         shard = tensor.detach()
+        setattr(shard, FACTS, taken.facts)
         if name in taken.frozen:
             setattr(shard, FROZEN, True)
         if name in taken.changes:
@@ -46,18 +50,21 @@ def live_shards(module: Any) -> Iterator[tuple[str, Any]]:
 
 class Taken(dict[str, Any]):
     """Live shards by the plan's names, which nobody changes: one that is the same object holds the same tensors where they were.
-    `frozen`: names of those that are not trained. `changes`: the bitmaps of those that have one."""
+    `frozen`: names of those that are not trained. `changes`: the bitmaps of those that have one. `facts`: what the trainer's framework
+    does that no name or shape shows, by the key that a plan requires it by; None of tensors that are no live shards."""
 
-    def __init__(self, tensors: Mapping[str, Any], frozen: Collection[str] = (), changes: Optional[Mapping[str, Any]] = None):
+    def __init__(self, tensors: Mapping[str, Any], frozen: Collection[str] = (), changes: Optional[Mapping[str, Any]] = None,
+                 facts: Optional[Mapping[str, str]] = None):
         super().__init__(tensors)
-        self.frozen, self.changes = frozenset(frozen), changes or {}
+        self.frozen, self.changes, self.facts = frozenset(frozen), changes or {}, facts
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> "Taken":
         """The same object, or one made of `tensors` whose attributes say the rest, as `live_shards` makes them."""
         return tensors if isinstance(tensors, Taken) else cls(
             tensors, [name for name, tensor in tensors.items() if getattr(tensor, FROZEN, False)],
-            {name: getattr(tensor, CHANGES) for name, tensor in tensors.items() if hasattr(tensor, CHANGES)})
+            {name: getattr(tensor, CHANGES) for name, tensor in tensors.items() if hasattr(tensor, CHANGES)},
+            next((getattr(tensor, FACTS, None) for tensor in tensors.values()), None))
 
     def moved_by(self, planned: Callable[[], Collection[str]]) -> "Taken":
         """Those that a plan moves: without the ones that are not trained and that it does not name. `planned`: what it names; asked if
@@ -66,7 +73,7 @@ class Taken(dict[str, Any]):
         if not left_out:
             return self
         return Taken({name: tensor for name, tensor in self.items() if name not in left_out}, self.frozen - left_out,
-                     {name: bits for name, bits in self.changes.items() if name not in left_out})
+                     {name: bits for name, bits in self.changes.items() if name not in left_out}, self.facts)
 
 
 class LiveShards:
@@ -117,7 +124,7 @@ class LiveShards:
                     frozen.append(prefix + name)
                 if hasattr(tensor, CHANGES):
                     changes[prefix + name] = getattr(tensor, CHANGES)
-        self._taken, self._listed = Taken(tensors, frozen, changes), listings
+        self._taken, self._listed = Taken(tensors, frozen, changes, _facts_of(_inner(self._chunks[0]))), listings
 
 
 def live_shards_of(owner: Any, module: Any) -> LiveShards:
@@ -162,6 +169,41 @@ def _inner(chunk: Any) -> Any:
     while hasattr(chunk, "module"):
         chunk = chunk.module
     return chunk
+
+
+def _facts_of(module: Any) -> dict[str, str]:
+    """Of a module without Megatron's settings they are off: a release before a setting has no such order."""
+    sizes = {key: getattr(getattr(module, "config", None), key, None) for key in _INTERLEAVES}
+    return {key: "none" if size is None else str(size) for key, size in sizes.items()}
+
+
+# Megatron's settings by which gate and up rows alternate: of experts, and of shared experts, for which no plan has that order.
+_INTERLEAVES = {"moe_mlp_glu_interleave_size": "experts", "moe_shared_expert_glu_interleave_size": "shared experts"}
+
+
+def refusal_of(tensors: Mapping[str, Any], requirements: Mapping[str, str]) -> str:
+    """Why a plan of these `requirements` does not fit a trainer of these live shards although names and shapes may; "" if it does, and
+    of tensors that are no live shards: whoever made them answers for their order."""
+    facts = Taken.of(tensors).facts
+    if facts is None:
+        return ""
+
+    def comparison(key: str) -> Callable[[str], str]:
+        def interleave(wanted: str) -> str:
+            found = facts[key]
+            if found == wanted:
+                return ""
+            says = f"Megatron has the gate and up rows of {_INTERLEAVES[key]} in the order of {key} {found}; the plan has them in that of {wanted}"
+            if key not in requirements:
+                return f"{says}, as every plan: train without {key}"
+            remedy = f'leave "{key}" out of the job\'s source' if found == "none" else f'put "{key}": {found} into the job\'s source'
+            return f"{says}: {remedy}, or train with {wanted}"
+
+        return interleave
+
+    # A plan that states nothing has no gated experts of Megatron.
+    stated = {**dict.fromkeys(_INTERLEAVES, "none"), **requirements} if requirements else {}
+    return requirements_refusal(stated, {key: comparison(key) for key in _INTERLEAVES})
 
 
 def _refuse_unless_in_place(chunk: Any) -> None:
@@ -344,6 +386,9 @@ class Sender:
             if bind:
                 self._executor.bind(moved, changes=moved.changes, timeout=self._timeout)
         else:
+            if refusal := refusal_of(moved, self.plan.requirements(rank)):
+                end_meeting(meeting, f"rank {rank}: {refusal}", rank=rank, world_size=self.plan.world_size)
+                raise FailedPrecondition(refusal)
             self._joining = meeting
             self._executor = join(self.plan, rank, moved, unique_id=meeting, device=device, changes=moved.changes,
                                   snapshot_on_host=self._snapshot_on_host, timeout=self._timeout)

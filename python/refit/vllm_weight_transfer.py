@@ -27,7 +27,7 @@ from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
 from refit.names import are_at_other_addresses
 from refit.plan import Plan
-from refit.trainers import Checks, Taken, addresses_of, agreed, together
+from refit.trainers import Checks, Taken, addresses_of, agreed, refusal_of, together
 from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
@@ -297,6 +297,8 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             if not 0 <= info.rank < plan.source_ranks:
                 raise InvalidArgument(f"the trainer is rank {info.rank}; the plan has {plan.source_ranks} source ranks")
             tensors = self._tensors()
+            if refusal := refusal_of(tensors, plan.requirements(info.rank)):
+                raise FailedPrecondition(refusal)
         except BaseException as error:
             end_meeting(info.meeting, f"rank {info.rank}: {error}", rank=info.rank, world_size=plan.world_size)
             raise

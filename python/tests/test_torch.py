@@ -418,6 +418,21 @@ def test_live_shards_have_what_the_optimizer_left_to_the_next_forward_pass(overl
     assert gathered == [overlaps] * 2
 
 
+@pytest.mark.parametrize("size, found", [(None, "none"), (32, "32")])
+def test_live_shards_say_how_megatron_orders_the_rows_of_experts(size, found):
+    from refit.trainers import LiveShards, Taken, live_shards
+
+    def facts(experts):
+        return {"moe_mlp_glu_interleave_size": experts, "moe_shared_expert_glu_interleave_size": "none"}
+
+    chunk = MegatronChunk(False)
+    assert LiveShards(chunk).take().facts == facts("none")  # a release without the settings
+    chunk.module.config = types.SimpleNamespace(moe_mlp_glu_interleave_size=size)
+    assert LiveShards([chunk]).take().moved_by(lambda: []).facts == facts(found)
+    assert Taken.of(dict(live_shards(chunk))).facts == facts(found)
+    assert Taken.of({"a": torch.zeros(1)}).facts is None
+
+
 class QuantizedTensor(torch.Tensor):
     """As Transformer Engine's: it says that it is bf16, but has no memory."""
 

@@ -101,6 +101,43 @@ def test_nobody_waits_for_a_trainer_whose_tensors_are_refused(tiny_job, refused)
                 other.result()
 
 
+@pytest.mark.parametrize("planned, found, remedy", [
+    (None, "none", ""), (4, "4", ""), (4, None, ""),
+    (None, "4", "put \"moe_mlp_glu_interleave_size\": 4 into the job's source, or train with none"),
+    (4, "none", "leave \"moe_mlp_glu_interleave_size\" out of the job's source, or train with 4")])
+def test_what_a_plan_requires_of_a_trainer_is_compared(models, planned, found, remedy):
+    """No name and no shape shows the order of an expert's gate and up rows."""
+    source = {"layout": "megatron"} | ({} if planned is None else {"moe_mlp_glu_interleave_size": planned})
+    plan = refit.compile({"model": str(models / "qwen3-30b-a3b.json"), "source": source, "destination": {"layout": "vllm"}})
+    facts = None if found is None else {"moe_mlp_glu_interleave_size": found, "moe_shared_expert_glu_interleave_size": "none"}
+    tensors = refit.trainers.Taken({}, facts=facts)
+    refusal = refit.trainers.refusal_of(tensors, plan.requirements(0))
+    assert refusal == (remedy and "Megatron has the gate and up rows of experts in the order of moe_mlp_glu_interleave_size "
+                       f"{found}; the plan has them in that of {planned or 'none'}: {remedy}")
+    if not remedy:
+        return
+    meeting = refit.rendezvous.unique_id()
+    sender = refit.trainers.Sender(plan, timeout=60, check=False)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        other = threads.submit(refit.join, plan, 1, {}, unique_id=meeting, device="cpu", timeout=60)
+        with pytest.raises(refit.FailedPrecondition, match="^Megatron has the gate and up rows"):
+            sender.send(0, meeting, tensors, "cpu", None)
+        with pytest.raises(Aborted, match="the meeting was ended: rank 0: Megatron has the gate and up rows"):
+            other.result()
+
+
+def test_a_requirement_of_a_trainer_that_nobody_compares_refuses():
+    facts = {"moe_mlp_glu_interleave_size": "none", "moe_shared_expert_glu_interleave_size": "32"}
+    tensors = refit.trainers.Taken({}, facts=facts)
+    assert refit.trainers.refusal_of(tensors, {}) == ""  # of a model without gated experts
+    assert refit.trainers.refusal_of(tensors, {"moe_mlp_glu_interleave_size": "none"}) == (
+        "Megatron has the gate and up rows of shared experts in the order of moe_shared_expert_glu_interleave_size 32; the plan has them in "
+        "that of none, as every plan: train without moe_shared_expert_glu_interleave_size")
+    facts["moe_shared_expert_glu_interleave_size"] = "none"
+    refusal = refit.trainers.refusal_of(tensors, {"row_order": "odd"})
+    assert refusal.startswith('the plan requires row_order "odd", and this release of Refit does not know')
+
+
 def test_each_kth_update_is_checked_from_the_first():
     def checked(check, every):
         checks = refit.trainers.Checks(check, every)
