@@ -508,16 +508,16 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     pause_generation), None if the engine is paused already. After an error the engine stays paused: its weights are
     torn."""
     if pause is not None:
-        await llm.pause_generation(mode=pause, clear_cache=False)
+        await vllm_cores.within(timeout, llm.pause_generation(mode=pause, clear_cache=False))
     replies = checked(await vllm_cores.call_async(llm, "refit_update", (version, timeout, check, dense), timeout=timeout))
     if reset_caches:
         _check_reset(await vllm_cores.reset_prefix_cache(llm, **_running_too(llm)), replies)
         if hasattr(llm, "reset_encoder_cache"):
-            await llm.reset_encoder_cache()
+            await vllm_cores.within(timeout, llm.reset_encoder_cache())
     if version is not None and hasattr(llm, "update_weight_version"):
-        await llm.update_weight_version(version)
+        await vllm_cores.within(timeout, llm.update_weight_version(version))
     if resume and pause is not None:
-        await llm.resume_generation()
+        await vllm_cores.within(timeout, llm.resume_generation())
     workers.log_update("vLLM", version, replies)
     return replies
 

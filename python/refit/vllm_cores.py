@@ -41,7 +41,7 @@ async def call_async(llm: Any, method: str, args: Sequence[Any] = (), *, timeout
 async def reset_prefix_cache(llm: Any, **options: bool) -> Optional[bool]:
     """As `AsyncLLM.reset_prefix_cache`, which older releases answer for the first core alone. None: a release that does not tell."""
     if len(_cores_of(llm)) < 2:
-        done: Optional[bool] = await llm.reset_prefix_cache(**options)
+        done: Optional[bool] = await within(0, llm.reset_prefix_cache(**options))
         return done
     answers = await utility_of_all(llm, "reset_prefix_cache", *options.values(), limit=_limit(0))
     return False if False in answers else None if None in answers else True
@@ -88,6 +88,11 @@ def _counted(replies: list[Any], llm: Any, cores: int) -> list[Any]:
 def _limit(timeout: float) -> Optional[float]:
     limit = deadline(timeout)
     return limit if limit < threading.TIMEOUT_MAX else None
+
+
+async def within(timeout: float, answer: Any) -> Any:
+    """What a method of an `AsyncLLM` itself answers, waited for no longer than workers are that have `timeout` for each step."""
+    return await _within(_limit(timeout), answer)
 
 
 async def _within(limit: Optional[float], answer: Any) -> Any:

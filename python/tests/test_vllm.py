@@ -331,9 +331,13 @@ def test_an_engine_core_that_hangs_is_not_waited_for_for_ever(two_cores, monkeyp
     async def never(*_, **__):
         await asyncio.Event().wait()
 
-    llm.engine_core._call_utility_async = never
+    answering, llm.engine_core._call_utility_async = llm.engine_core._call_utility_async, never
     with pytest.raises(refit.DeadlineExceeded, match="the engine has not answered for 0.1 s"):
         asyncio.run(refit.vllm.facts_async(llm))
+    # vLLM's own methods call the cores, too.
+    llm.engine_core._call_utility_async, llm.pause_generation = answering, never
+    with pytest.raises(refit.DeadlineExceeded, match="the engine has not answered for 0.1 s"):
+        asyncio.run(asyncio.wait_for(refit.vllm.update_async(llm), 20))
 
 
 def test_the_plan_tells_how_many_cores_an_engine_of_a_dense_model_has(two_cores):
