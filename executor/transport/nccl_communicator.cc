@@ -25,17 +25,26 @@ absl::Status Aborted() {
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
     const nccl::Api& api, const nccl::UniqueId& id, std::vector<int32_t> ranks,
     int32_t rank, Deadline deadline, const Interruption& interruption) {
-  std::unique_ptr<NcclCommunicator> made(
-      new NcclCommunicator(api, std::move(ranks)));
-  nccl::Config config;
-  config.blocking = 0;
-  const nccl::Result result = api.CommInitRankConfig(
-      &made->comm_, static_cast<int>(made->ranks_.size()), id,
-      made->RankOf(rank), &config);
-  absl::Status status =
-      made->AwaitIdle(result, "ncclCommInitRankConfig", deadline, interruption);
+  std::unique_ptr<NcclCommunicator> made = Unmade(api, std::move(ranks));
+  absl::Status status = made->Init(id, rank, deadline, interruption);
   if (!status.ok()) return status;
   return made;
+}
+
+std::unique_ptr<NcclCommunicator> NcclCommunicator::Unmade(
+    const nccl::Api& api, std::vector<int32_t> ranks) {
+  return std::unique_ptr<NcclCommunicator>(
+      new NcclCommunicator(api, std::move(ranks)));
+}
+
+absl::Status NcclCommunicator::Init(const nccl::UniqueId& id, int32_t rank,
+                                    Deadline deadline,
+                                    const Interruption& interruption) {
+  nccl::Config config;
+  config.blocking = 0;
+  const nccl::Result result = api_.CommInitRankConfig(
+      &comm_, static_cast<int>(ranks_.size()), id, RankOf(rank), &config);
+  return AwaitIdle(result, "ncclCommInitRankConfig", deadline, interruption);
 }
 
 NcclCommunicator::~NcclCommunicator() { Abort(); }

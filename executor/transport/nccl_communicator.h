@@ -26,7 +26,14 @@ class NcclCommunicator {
       const nccl::Api& api, const nccl::UniqueId& id,
       std::vector<int32_t> ranks, int32_t rank, Deadline deadline,
       const Interruption& interruption);
-  // Aborts, unless Abort did: ranks leave one by one and wait for nobody.
+  // The same in two steps, for who must not wait for the abort of one that
+  // could not be made: Init may be called once, and nothing else before it.
+  static std::unique_ptr<NcclCommunicator> Unmade(const nccl::Api& api,
+                                                  std::vector<int32_t> ranks);
+  absl::Status Init(const nccl::UniqueId& id, int32_t rank, Deadline deadline,
+                    const Interruption& interruption);
+  // Aborts, unless Abort did: ranks leave one by one and wait for nobody. An
+  // abort may never return.
   ~NcclCommunicator();
 
   bool Contains(int32_t rank) const;

@@ -159,7 +159,8 @@ std::string TouchText(absl::Span<const Operation> operations) {
 
 }  // namespace
 
-absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
+absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
+                                    NcclLinks& links) {
   Uses mine;
   for (const Edge& edge : edges) {
     (!IsStaged(edge)  ? mine.fence
@@ -178,7 +179,6 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
   const std::vector<int32_t> everyone = Everyone();
   const std::vector<int32_t> neighbours = RanksOfThisHost();
 
-  NcclLinks links;
   bool has_domain = false;
   absl::StatusOr<std::vector<std::string>> notices =
       CheckHosts(edges, neighbours, mine.domain, has_domain);
@@ -192,15 +192,13 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
   const auto make = [&](const std::vector<int32_t>& ranks, bool takes_part,
                         bool inside,
                         std::shared_ptr<NcclCommunicator>& target) {
-    auto made = CreateCommunicator(ranks, takes_part);
-    if (!made.ok()) return made.status();
-    target = *std::move(made);
+    absl::Status status = CreateCommunicator(ranks, takes_part, target);
+    if (!status.ok()) return status;
     std::vector<Edge> touched;
     for (const Edge& edge : edges) {
       if (IsStaged(edge) && IsInside(edge) == inside) touched.push_back(edge);
     }
-    absl::Status status;
-    if (target != nullptr) status = TouchEdges(*target, touched);
+    if (target != nullptr) status = TouchEdges(*target, touched, links.unended);
     return Agree(status, "touching the edges");
   };
   absl::Status status;
@@ -214,7 +212,7 @@ absl::StatusOr<NcclLinks> NcclConnector::Connect(absl::Span<const Edge> edges) {
     if (!fence.ok()) return fence.status();
     links.fence = *std::move(fence);
   }
-  return links;
+  return absl::OkStatus();
 }
 
 // The others fail with this rank's error, if it comes with one.
@@ -410,9 +408,9 @@ std::vector<int32_t> NcclConnector::RanksOfThisHost() const {
 
 // Collective over all ranks; those of `ranks` get a communicator, whose id its
 // lowest rank makes. Null on a rank that takes no part.
-absl::StatusOr<std::unique_ptr<NcclCommunicator>>
-NcclConnector::CreateCommunicator(const std::vector<int32_t>& ranks,
-                                  bool takes_part) {
+absl::Status NcclConnector::CreateCommunicator(
+    const std::vector<int32_t>& ranks, bool takes_part,
+    std::shared_ptr<NcclCommunicator>& target) {
   nccl::UniqueId id = {};
   absl::Status status;
   if (takes_part && ranks.front() == rank()) {
@@ -423,26 +421,21 @@ NcclConnector::CreateCommunicator(const std::vector<int32_t>& ranks,
   const absl::StatusOr<std::string> given = FromFirst(
       takes_part ? ranks : std::vector<int32_t>(), StructBytes(id), kMakingId);
   if (!given.ok()) return given.status();
-  std::unique_ptr<NcclCommunicator> communicator;
   if (takes_part) {
     absl::StatusOr<nccl::UniqueId> theirs =
         ReadStruct<nccl::UniqueId>(*given, ranks.front(), kMakingId);
     status = theirs.status();
     if (theirs.ok()) {
-      absl::StatusOr<std::unique_ptr<NcclCommunicator>> created =
-          NcclCommunicator::Create(*api_, *theirs, ranks, rank(), deadline_,
-                                   interruption_);
-      status = created.status();
-      if (created.ok()) communicator = *std::move(created);
+      target = NcclCommunicator::Unmade(*api_, ranks);
+      status = target->Init(*theirs, rank(), deadline_, interruption_);
     }
   }
-  status = Agree(status, "making an NCCL communicator");
-  if (!status.ok()) return status;
-  return communicator;
+  return Agree(status, "making an NCCL communicator");
 }
 
 absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
-                                       absl::Span<const Edge> edges) {
+                                       absl::Span<const Edge> edges,
+                                       std::vector<NcclLinks::Touch>& unended) {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> scratch =
       device_.Allocate(kScratchBytes);
   if (!scratch.ok()) return scratch.status();
@@ -455,9 +448,9 @@ absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
   if (status.ok()) status = (*event)->Record((*stream)->get());
   if (status.ok()) status = Await(**event);
   if (status.ok()) return status;
-  // The work that was enqueued uses the scratch, which is about to be freed.
-  communicator.Abort();
-  (void)device_.Synchronize((*stream)->get());
+  unended.push_back({.scratch = *std::move(scratch),
+                     .stream = *std::move(stream),
+                     .event = *std::move(event)});
   return status;
 }
 

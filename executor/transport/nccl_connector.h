@@ -27,6 +27,14 @@ struct NcclLinks {
   std::shared_ptr<NcclCommunicator> world;
   std::unique_ptr<DeviceFence> fence;
   std::vector<std::string> notices;  // Transport::notices
+  // What work that touched edges without an end may use until its communicator
+  // is aborted.
+  struct Touch {
+    std::unique_ptr<DeviceMemory> scratch;
+    std::unique_ptr<DeviceStream> stream;
+    std::unique_ptr<DeviceEvent> event;
+  };
+  std::vector<Touch> unended;
 };
 
 // For one Connect, in one step of the control plane.
@@ -46,8 +54,9 @@ class NcclConnector {
         deadline_(deadline),
         interruption_(std::move(interruption)) {}
 
-  // Collective over all ranks: it succeeds if it does on all of them.
-  absl::StatusOr<NcclLinks> Connect(absl::Span<const Edge> edges);
+  // Collective over all ranks: it succeeds if it does on all of them. If not,
+  // `links` holds what is to be aborted, and the other ranks know.
+  absl::Status Connect(absl::Span<const Edge> edges, NcclLinks& links);
 
  private:
   // What a rank uses, of its own edges.
@@ -85,10 +94,12 @@ class NcclConnector {
       bool stages_inside, bool& has_domain);
   absl::Status AgreeOnVersion(bool takes_part);
   absl::Status Encrypt();
-  absl::StatusOr<std::unique_ptr<NcclCommunicator>> CreateCommunicator(
-      const std::vector<int32_t>& ranks, bool takes_part);
+  absl::Status CreateCommunicator(const std::vector<int32_t>& ranks,
+                                  bool takes_part,
+                                  std::shared_ptr<NcclCommunicator>& target);
   absl::Status TouchEdges(NcclCommunicator& communicator,
-                          absl::Span<const Edge> edges);
+                          absl::Span<const Edge> edges,
+                          std::vector<NcclLinks::Touch>& unended);
   absl::Status TouchInTurns(NcclCommunicator& communicator,
                             absl::Span<const Edge> edges, std::byte* scratch,
                             Stream stream);

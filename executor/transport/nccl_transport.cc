@@ -104,6 +104,14 @@ class AbortThread {
 
 }  // namespace
 
+// What work that never ends may still use is never freed.
+static void LeaveBehind(std::vector<NcclLinks::Touch> touches) {
+  static std::mutex mutex;
+  static auto* const left = new std::vector<NcclLinks::Touch>;
+  const std::lock_guard lock(mutex);
+  for (NcclLinks::Touch& touch : touches) left->push_back(std::move(touch));
+}
+
 // The supervisor knows how far a refit is. If it fails, on this rank or, as the
 // control plane's thread hears, on another one, the supervisor's thread stops
 // it: only then do the calls of this rank return, and the next step begins.
@@ -126,7 +134,10 @@ class NcclTransport : public Transport, private Fence {
       supervisor_.Hear(step, s);
     });
   }
-  ~NcclTransport() override { NcclTransport::Leave(); }
+  ~NcclTransport() override {
+    NcclTransport::Leave();
+    (void)EndLinks(links_, Now() + options_.abort_time);
+  }
 
   int32_t rank() const override { return options_.meeting.rank(); }
   int32_t world_size() const override { return options_.meeting.world_size(); }
@@ -189,7 +200,8 @@ class NcclTransport : public Transport, private Fence {
   ControlPlane& control() { return options_.meeting.control(); }
   Device& device() { return *options_.device; }
   absl::Status MakeTools();
-  absl::Status EndLinks(Deadline deadline);
+  absl::Status EndLinks(NcclLinks& links, Deadline deadline);
+  std::string AbortHangs() const;
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
   absl::StatusOr<size_t> AddEnqueued(const ExchangeRound& round);
   absl::Status Issue(const ExchangeRound& round, Stream stream);
@@ -264,11 +276,15 @@ absl::Status NcclTransport::StopWork(bool is_enqueued) {
   }
   if (on_break_) on_break_();
   if (AwaitAborts(Now() + options_.abort_time)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(
+  return absl::InternalError(AbortHangs());
+}
+
+std::string NcclTransport::AbortHangs() const {
+  return absl::StrCat(
       "ncclCommAbort did not return within ",
       std::chrono::duration<double>(options_.abort_time).count(),
       " s and its communicator is left behind: destroy graphs that captured a "
-      "refit, if there are any, and else restart the process"));
+      "refit, if there are any, and else restart the process");
 }
 
 bool NcclTransport::AwaitAborts(Deadline deadline) {
@@ -343,10 +359,22 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
                           options_.host.empty() ? ThisHost() : options_.host,
                           api_, deadline,
                           [this] { return supervisor_.failure(); });
-  absl::StatusOr<NcclLinks> links = connector.Connect(edges);
-  if (!links.ok()) return links.status();
-  links_ = *std::move(links);
-  return absl::OkStatus();
+  NcclLinks links;
+  const absl::Status status = connector.Connect(edges, links);
+  if (status.ok()) {
+    links_ = std::move(links);
+    return status;
+  }
+  if (EndLinks(links, Now() + options_.abort_time).ok()) {
+    // The work that was enqueued uses the scratch, which is about to be freed.
+    for (const NcclLinks::Touch& touch : links.unended) {
+      (void)device().Synchronize(touch.stream->get());
+    }
+    return status;
+  }
+  LeaveBehind(std::move(links.unended));
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; ", AbortHangs()));
 }
 
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
@@ -356,7 +384,7 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   absl::Status status = options_.meeting.Meet(deadline);
   if (!status.ok()) return status;
   status = supervisor_.Disconnect(deadline);
-  if (status.ok()) status = EndLinks(deadline);
+  if (status.ok()) status = EndLinks(links_, deadline);
   if (!status.ok()) {
     // The others are in the handshake, or on their way.
     supervisor_.FailNextStep(status);
@@ -372,18 +400,18 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
 }
 
 // An abort waits for graphs of the caller's that hold a refit.
-absl::Status NcclTransport::EndLinks(Deadline deadline) {
+absl::Status NcclTransport::EndLinks(NcclLinks& links, Deadline deadline) {
   if (!has_tools_) return absl::OkStatus();
-  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain);
-  if (links_.world != nullptr) world_abort_->Begin(links_.world);
+  if (links.domain != nullptr) domain_abort_->Begin(links.domain);
+  if (links.world != nullptr) world_abort_->Begin(links.world);
   if (!AwaitAborts(deadline)) {
     return absl::DeadlineExceededError(
         "ncclCommAbort of the last connections has not returned, which it does "
         "not while a graph that captured a refit still exists: destroy the "
         "graph first; if there is none, restart the process");
   }
-  links_.domain.reset();
-  links_.world.reset();
+  links.domain.reset();
+  links.world.reset();
   return absl::OkStatus();
 }
 

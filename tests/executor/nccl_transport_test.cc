@@ -343,6 +343,52 @@ TEST_F(NcclTransportTest, AnAbortThatDoesNotReturnIsLeftBehind) {
   std::this_thread::sleep_for(milliseconds(200));
 }
 
+class NcclAbortTest : public NcclTransportTest {
+ protected:
+  // Two ranks, of which the first one's aborts do not return from now on.
+  void MakeWorldOfHangingAborts() {
+    ends_ = MakeNcclTransports(device_, {0, 0}, /*port=*/nullptr,
+                               /*has_secret=*/true, /*real=*/{},
+                               /*abort_time=*/std::chrono::milliseconds(200));
+    AddEdge(0, 1, fb::Route::kPeer);
+    fake_nccl_hang_abort(0);
+  }
+  // Threads that were left behind leave the fake.
+  ~NcclAbortTest() override {
+    ends_.clear();
+    EXPECT_LT(std::chrono::steady_clock::now() - start_,
+              std::chrono::seconds(30));
+    fake_nccl_release();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+
+  const Deadline start_ = std::chrono::steady_clock::now();
+};
+
+TEST_F(NcclAbortTest, CloseDoesNotWaitForIt) {
+  MakeWorldOfHangingAborts();
+  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+}
+
+TEST_F(NcclAbortTest, ConnectThatFailsDoesNotWaitForIt) {
+  MakeWorldOfHangingAborts();
+  fake_nccl_hang_at(1, 0);
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    return ends_[rank]->Connect(
+        {}, edges_[rank],
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
+  });
+  EXPECT_FALSE(statuses[1].ok());
+  EXPECT_TRUE(absl::StrContains(statuses[0].message(), "touching the edge"))
+      << statuses[0];
+  EXPECT_TRUE(absl::StrContains(
+      statuses[0].message(),
+      "; ncclCommAbort did not return within 0.2 s and its communicator is "
+      "left behind: destroy graphs that captured a refit, if there are any, "
+      "and else restart the process"))
+      << statuses[0];
+}
+
 // A device on which nothing waits.
 class FencelessDevice : public HostDevice {
  public:
