@@ -1,5 +1,7 @@
 #include "refit/worker.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -84,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(WorkerOptions options) {
                      " is null, a worker needs one"));
   }
   std::unique_ptr<Worker> made(new Worker());
+  if (options.meeting.has_value()) made->process_ = getpid();
   made->plan_ = options.plan;
   made->device_ = options.device;
   made->fabric_ = options.fabric;
@@ -102,6 +105,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(WorkerOptions options) {
 
 absl::Status Worker::Call(const std::function<absl::Status(Executor&)>& call,
                           const Interruption& poll) {
+  if (IsParents()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the executor belongs to process ", process_,
+        ", from which this one was forked: make an executor in this process"));
+  }
   interrupted_ = false;
   const ScopedInterruption interruption([&] {
     if (interrupted_) return absl::CancelledError("interrupted");
@@ -110,12 +118,23 @@ absl::Status Worker::Call(const std::function<absl::Status(Executor&)>& call,
   return call(*executor_);
 }
 
+bool Worker::IsParents() const { return process_ != 0 && process_ != getpid(); }
+
 Worker::~Worker() {
+  if (IsParents()) {
+    // Their ends would wait for threads that are not here, and libraries such
+    // as UCX end a process that frees what its parent made.
+    (void)executor_.release();
+    (void)transport_.release();
+    new std::shared_ptr<Device>(std::move(device_));
+    return;
+  }
   // Create may have failed before there was an executor.
   if (executor_ != nullptr) Close();
 }
 
 void Worker::Close() {
+  if (IsParents()) return;
   executor_->Close([this] {
     if (transport_ != nullptr) transport_->Leave();
   });

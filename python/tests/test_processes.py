@@ -101,3 +101,46 @@ def test_ranks_name_the_process_that_was_killed(tiny_job):
 def test_the_library_of_ucx_is_told():
     file, version = refit.ucx_library()
     assert "libucp" in file and version.startswith("1.")
+
+
+# Ranks of one process that meet, as if they were two. A child is forked beside them.
+FORKS = textwrap.dedent("""
+    import os, sys, threading
+    import numpy as np
+    import refit
+
+    plan = refit.compile({"model": {"parameters": [{"name": "w", "shape": [8, 8], "dtype": "fp32"}]}, "source": {"layout": "fsdp"},
+                          "destination": {"layout": "fsdp"}, "topology": {"gpus_per_host": 2}})
+    id, executors = refit.rendezvous.unique_id(), [None, None]
+
+    def both(work):
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+
+    def join(rank):
+        tensors = {name: np.full(info.shape, 1 - rank, "f4") for name, info in plan.tensors(rank).items()}
+        executors[rank] = refit.join(plan, rank, tensors, unique_id=id, device="cpu", timeout=60)
+
+    both(join)
+    child = os.fork()
+    if child == 0:
+        try:
+            executors[0].run(timeout=60)
+        except refit.FailedPrecondition as error:
+            print(error, flush=True)
+        executors[1].close()
+        sys.exit(7)  # whatever is left is destroyed
+    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "of", os.getpid(), flush=True)
+    both(lambda rank: executors[rank].run(timeout=60))
+    print(executors[0].refits, executors[1].refits)
+""")
+
+
+def test_a_child_after_fork_leaves_its_parents_executors_alone():
+    child = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    refused, told, refits = child.stdout.splitlines()
+    process = told.partition(" of ")[2]
+    assert told == f"child 7 of {process}", child.stderr
+    assert refused == (f"the executor belongs to process {process}, from which this one was forked: make an executor in this process")
+    assert refits == "1 1"

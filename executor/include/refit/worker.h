@@ -17,6 +17,7 @@
 #define REFIT_EXECUTOR_INCLUDE_REFIT_WORKER_H_
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -53,7 +54,9 @@ struct WorkerOptions {
   ExecutorOptions executor = {};
 };
 
-// Thread-compatible, but for Interrupt.
+// Thread-compatible, but for Interrupt. A child after fork has a copy without
+// the threads and connections of one that meets others. Its Call fails with
+// kFailedPrecondition, and its end leaves all to the parent.
 class Worker {
  public:
   // As Close.
@@ -88,6 +91,7 @@ class Worker {
 
  private:
   Worker() = default;
+  bool IsParents() const;
 
   std::atomic<bool> interrupted_ = false;
   // Each outlives what comes after it.
@@ -96,6 +100,7 @@ class Worker {
   std::shared_ptr<LocalFabric> fabric_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Executor> executor_;
+  int64_t process_ = 0;  // that meets others; 0: it shares a fabric
 };
 
 }  // namespace refit
