@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
   const std::string name =
       "refit-" + absl::BytesToHexString({token.data(), token.size()});
   const AbstractAddress at = AddressOf(name);
-  FileDescriptor listener = OpenSocket();
+  Socket listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (listener.fd() < 0) return DescriptorStatus("socket");
   if (bind(listener.fd(), reinterpret_cast<const sockaddr*>(&at.address),
            at.size_bytes) != 0) {
@@ -152,8 +152,8 @@ absl::StatusOr<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
   return server;
 }
 
-DescriptorServer::DescriptorServer(Open open, std::string name,
-                                   FileDescriptor listener, FileDescriptor stop)
+DescriptorServer::DescriptorServer(Open open, std::string name, Socket listener,
+                                   FileDescriptor stop)
     : open_(std::move(open)),
       name_(std::move(name)),
       listener_(std::move(listener)),

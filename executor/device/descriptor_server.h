@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "executor/file_descriptor.h"
+#include "executor/socket.h"
 
 namespace refit {
 
@@ -40,14 +41,15 @@ class DescriptorServer {
   static constexpr size_t kNameBytesMax = 47;
 
  private:
-  DescriptorServer(Open open, std::string name, FileDescriptor listener,
+  DescriptorServer(Open open, std::string name, Socket listener,
                    FileDescriptor stop);
   void Serve();
   void Answer(const FileDescriptor& client);
 
   const Open open_;
   const std::string name_;
-  const FileDescriptor listener_;
+  // A child's copy would have clients wait for a process that is gone.
+  const Socket listener_;
   const FileDescriptor stop_;  // readable: the thread is to end
   std::thread thread_;
 };

@@ -219,7 +219,7 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment() {
 }
 
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size) {
-  const control::Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+  const Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

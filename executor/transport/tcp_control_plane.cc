@@ -25,7 +25,6 @@ using control::CollectiveKind;
 using control::Frame;
 using control::FrameType;
 using control::Link;
-using control::Socket;
 using std::chrono::seconds;
 
 constexpr seconds kGoodbyeTime{2};

@@ -6,7 +6,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,7 +16,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -52,31 +50,6 @@ absl::Status ErrnoStatus(const char* call) {
                                     ? absl::StatusCode::kNotFound
                                     : absl::StatusCode::kUnavailable;
   return absl::Status(code, absl::StrCat(call, ": ", std::strerror(errno)));
-}
-
-// The sockets that a child after fork is not to have. An open copy of one there
-// would hide from the other end that this process is gone.
-struct Kept {
-  std::mutex mutex;  // also held while one is closed, and while a child is made
-  std::set<int> sockets;
-};
-Kept& TheKept() {
-  static Kept& kept = *new Kept;  // forks and threads may outlive statics
-  static const int handled = pthread_atfork(
-      [] { TheKept().mutex.lock(); }, [] { TheKept().mutex.unlock(); },
-      [] {
-        // In its place, so that nobody else in the child gets its number while
-        // copies of this process's objects believe to have it.
-        const int empty = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        for (const int fd : TheKept().sockets) dup3(empty, fd, O_CLOEXEC);
-        close(empty);
-        // The child may close these numbers behind their objects' back, and use
-        // them for files of its own.
-        TheKept().sockets.clear();
-        TheKept().mutex.unlock();
-      });
-  (void)handled;  // without it, all works but that
-  return kept;
 }
 
 absl::StatusOr<Addresses> Resolve(const std::string& host, uint16_t port,
@@ -214,27 +187,6 @@ absl::StatusOr<Socket> ConnectTo(const addrinfo& address,
 }
 
 }  // namespace
-
-void Socket::Close() {
-  if (fd() < 0) return;
-  Kept& kept = TheKept();
-  std::lock_guard lock(kept.mutex);
-  kept.sockets.erase(fd());
-  descriptor_.Close();
-}
-
-void Socket::LeaveToChildren() {
-  Kept& kept = TheKept();
-  std::lock_guard lock(kept.mutex);
-  kept.sockets.erase(fd());
-}
-
-void Socket::KeepFromChildren() {
-  if (fd() < 0) return;
-  Kept& kept = TheKept();
-  std::lock_guard lock(kept.mutex);
-  kept.sockets.insert(fd());
-}
 
 std::string AddressText(const std::string& host, uint16_t port) {
   const bool ipv6 = absl::StrContains(host, ':');

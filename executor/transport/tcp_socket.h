@@ -11,32 +11,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "executor/file_descriptor.h"
+#include "executor/socket.h"
 
 namespace refit::control {
 
 using Clock = std::chrono::steady_clock;
-
-// A socket's descriptor. A child after fork has an empty socket in its place:
-// the other end sees this process end, though its children go on.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int fd) : descriptor_(fd) { KeepFromChildren(); }
-  Socket(Socket&&) noexcept = default;
-  Socket& operator=(Socket&&) noexcept = default;
-  ~Socket() { Close(); }
-
-  int fd() const { return descriptor_.fd(); }
-  void Close();
-
-  // From now on a child after fork has this socket too, or not any more.
-  void LeaveToChildren();
-  void KeepFromChildren();
-
- private:
-  FileDescriptor descriptor_;
-};
 
 // "host:port", as one would write it in a URL.
 std::string AddressText(const std::string& host, uint16_t port);

@@ -29,7 +29,6 @@
 namespace refit {
 namespace {
 
-using control::Socket;
 
 // An id is this, a checksum of what follows, {secret, port, length of the
 // host's name, host}, and zeros.

@@ -35,12 +35,12 @@ TEST_F(ControlMeetingTest, GarbageDoesNotDisturb) {
   const std::string out_of_turn = Encode({.type = FrameType::kBegin});
   planes_.resize(2);
   std::thread rank0([&] { planes_[0] = *Connect(0, 2); });
-  const control::Socket silent = ConnectAsStranger(port_);
+  const Socket silent = ConnectAsStranger(port_);
   const auto send_garbage = [&] {
     for (const std::string& text :
          {std::string("GET / HTTP/1.1\r\n\r\n"),
           std::string("\x16\x03\x01\x02"), oversized, out_of_turn}) {
-      const control::Socket stranger = ConnectAsStranger(port_);
+      const Socket stranger = ConnectAsStranger(port_);
       SendText(stranger, text);
       EXPECT_TRUE(IsDropped(stranger));
     }
@@ -57,7 +57,7 @@ TEST_F(ControlMeetingTest, GarbageDoesNotDisturb) {
 }
 
 // Joins by hand, as far as it goes without the other ranks.
-control::Socket MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
+Socket MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
   TalkingStranger stranger(port);
   EXPECT_EQ(stranger.Prove({"127.0.0.1", port, rank, world_size}),
             FrameType::kAccepted);
@@ -67,7 +67,7 @@ control::Socket MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
 TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
   constexpr uint64_t kGathers = 16;
   std::thread world([&] { MakeWorld(3, {0, 1}); });
-  const control::Socket mute = MeetByHand(port_, 2, 3);
+  const Socket mute = MeetByHand(port_, 2, 3);
   world.join();
   for (uint64_t sequence = 1; sequence <= kGathers; ++sequence) {
     SendText(mute, Encode({.type = FrameType::kContribution,
@@ -91,7 +91,7 @@ TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
 
 TEST_F(ControlMeetingTest, RankThatDoesNotKeepToTheProtocolIsNamed) {
   std::thread world([&] { MakeWorld(3, {0, 1}); });
-  const control::Socket odd = MeetByHand(port_, 2, 3);
+  const Socket odd = MeetByHand(port_, 2, 3);
   world.join();
   SendText(odd, "and now for something else");
   for (const Gathered& gathered :

@@ -191,14 +191,14 @@ TEST_F(ControlMembershipTest, HalfAFrameDelaysNobodyAndIsDropped) {
       control::Encode({.type = FrameType::kHello,
                        .rank = 2,
                        .payload = control::HelloPayload({.world_size = 3})});
-  std::vector<control::Socket> strangers;
+  std::vector<Socket> strangers;
   ExpectMeetingDespite([&] {
     for (size_t size : {size_t{1}, size_t{20}, hello.size() - 1}) {
       strangers.push_back(ConnectAsStranger(port_));
       SendText(strangers.back(), hello.substr(0, size));
     }
   });
-  for (const control::Socket& stranger : strangers) {
+  for (const Socket& stranger : strangers) {
     EXPECT_TRUE(IsDropped(stranger));
   }
 }
@@ -208,7 +208,7 @@ TEST_F(ControlMembershipTest, TenThousandSilentConnectionsDelayNobody) {
   const absl::Status allowed =
       control::AllowDescriptors(kStrangers + 2000, kStrangers + 2000);
   ASSERT_TRUE(allowed.ok()) << allowed;
-  std::vector<control::Socket> strangers;
+  std::vector<Socket> strangers;
   std::chrono::steady_clock::time_point all_there;
   ExpectMeetingDespite([&] {
     for (uint64_t i = 0; i < kStrangers; ++i) {
@@ -248,7 +248,7 @@ TEST_F(ControlMembershipTest, WithoutASecretRankZeroListensAtItsAddressAlone) {
     at_host.host = host;
     at_host.world_size = 2;
     std::thread rank0([&] { EXPECT_TRUE(ConnectTcp(at_host, Ample()).ok()); });
-    absl::StatusOr<control::Socket> socket;
+    absl::StatusOr<Socket> socket;
     do {
       socket = control::Connect(host, port_, Ample());
     } while (!socket.ok());

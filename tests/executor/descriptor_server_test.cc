@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -101,6 +103,25 @@ TEST(DescriptorServerTest, ServerThatIsGoneIsNamed) {
       FetchDescriptor(name, "7", Soon()).status(),
       absl::FailedPreconditionError(absl::StrCat(
           "the Unix socket @", name, " was not reached (Connection refused)")));
+}
+
+TEST(DescriptorServerTest, AChildOfTheServersProcessDoesNotHideItsEnd) {
+  std::unique_ptr<DescriptorServer> server = *DescriptorServer::Start(OpenText);
+  const std::string name = server->name();
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  server.reset();
+  const auto in_two_seconds =
+      std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  EXPECT_EQ(
+      FetchDescriptor(name, "7", in_two_seconds).status(),
+      absl::FailedPreconditionError(absl::StrCat(
+          "the Unix socket @", name, " was not reached (Connection refused)")));
+  kill(child, SIGKILL);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
 }
 
 // As a profiler does, or a timer of the caller's.

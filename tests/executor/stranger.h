@@ -21,7 +21,7 @@
 namespace refit {
 
 // Whether the other end has closed or reset the connection.
-inline bool IsDropped(const control::Socket& socket) {
+inline bool IsDropped(const Socket& socket) {
   char bytes[4096];
   while (control::Await(socket, POLLIN, Ample())) {
     const ssize_t received = recv(socket.fd(), bytes, sizeof(bytes), 0);
@@ -31,16 +31,16 @@ inline bool IsDropped(const control::Socket& socket) {
 }
 
 // Connects when someone listens.
-inline control::Socket ConnectAsStranger(uint16_t port) {
+inline Socket ConnectAsStranger(uint16_t port) {
   const Deadline deadline = Ample();
-  absl::StatusOr<control::Socket> socket;
+  absl::StatusOr<Socket> socket;
   do {
     socket = control::Connect("127.0.0.1", port, deadline);
   } while (!socket.ok() && std::chrono::steady_clock::now() < deadline);
   return *std::move(socket);
 }
 
-inline void SendText(const control::Socket& socket, const std::string& text) {
+inline void SendText(const Socket& socket, const std::string& text) {
   EXPECT_EQ(send(socket.fd(), text.data(), text.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(text.size()));
 }
@@ -49,7 +49,7 @@ inline void SendText(const control::Socket& socket, const std::string& text) {
 class TalkingStranger {
  public:
   explicit TalkingStranger(uint16_t port) : link_{ConnectAsStranger(port)} {}
-  explicit TalkingStranger(control::Socket socket) : link_{std::move(socket)} {}
+  explicit TalkingStranger(Socket socket) : link_{std::move(socket)} {}
 
   void Say(control::FrameType type, int32_t rank, std::string payload) {
     said_ += control::Encode(
@@ -92,8 +92,8 @@ class TalkingStranger {
 
   // All that it has said.
   const std::string& said() const { return said_; }
-  const control::Socket& socket() const { return link_.socket; }
-  control::Socket TakeSocket() { return std::move(link_.socket); }
+  const Socket& socket() const { return link_.socket; }
+  Socket TakeSocket() { return std::move(link_.socket); }
 
  private:
   control::Link link_;

@@ -170,7 +170,7 @@ TEST_F(UniqueIdTest, CreatorWithoutRoomForConnectionsIsWaitedFor) {
       bind(full, reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
       0);
   ASSERT_EQ(listen(full, 0), 0);
-  std::vector<control::Socket> filling;
+  std::vector<Socket> filling;
   while (true) {
     auto one =
         control::Connect("127.0.0.1", port, In(std::chrono::milliseconds(500)));
