@@ -1,6 +1,7 @@
 #include "plan/dtype.h"
 
 #include <array>
+#include <cstddef>
 
 namespace refit {
 namespace {
@@ -63,10 +64,16 @@ std::optional<DType> ParseSafetensorsDType(std::string_view name) {
 }
 
 int64_t DTypeBytes(DType dtype) {
-  for (const DTypeInfo& info : kDTypes) {
-    if (info.dtype == dtype) return info.size_bytes;
-  }
-  return 0;
+  // Asked for every element where tests walk tensors.
+  static constexpr auto kBytes = [] {
+    std::array<int64_t, static_cast<size_t>(DType::MAX) + 1> bytes = {};
+    for (const DTypeInfo& info : kDTypes) {
+      bytes[static_cast<size_t>(info.dtype)] = info.size_bytes;
+    }
+    return bytes;
+  }();
+  const auto index = static_cast<size_t>(dtype);
+  return index < kBytes.size() ? kBytes[index] : 0;
 }
 
 bool IsSupportedCast(DType from, DType to) {

@@ -164,7 +164,7 @@ std::string DrawJob(Draw& draw) {
 }
 
 TEST(CheckedRefitTest, DigestsSeeWhatTheRefitLeaves) {
-  for (uint64_t seed = 1; seed <= (kSanitized ? 30 : 150); ++seed) {
+  for (uint64_t seed = 1; seed <= (kSanitized ? 15 : 150); ++seed) {
     Draw draw(seed);
     const std::string job = DrawJob(draw);
     SCOPED_TRACE(absl::StrCat("seed ", seed, "\n", job));

@@ -16,6 +16,7 @@
 #include "tests/executor/control_plane_fixture.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
@@ -23,7 +24,7 @@ namespace {
 // More are too much for one machine: each has five threads here. If all told
 // all others what they hold, as they once did, these would exceed the limits
 // too.
-constexpr int32_t kRanks = 256;
+constexpr int32_t kRanks = kSanitized ? 64 : 256;
 constexpr int32_t kRanksPerHost = 8;
 
 // What this process, which is all ranks, has sent over its present TCP

@@ -197,7 +197,7 @@ class RandomQuantize {
 };
 
 TEST(FusedQuantizesTest, RandomOperationsAreFusedWhereBlocksAreWhole) {
-  constexpr int kDraws = kSanitized ? 600 : 3000;
+  constexpr int kDraws = kSanitized ? 300 : 3000;
   int fused = 0, kept = 0;
   for (int seed = 0; seed < kDraws; ++seed) {
     SCOPED_TRACE(seed);
@@ -352,7 +352,7 @@ PlanFile RandomPlan(Random& random, const std::string& dtype) {
 }
 
 TEST(FusedQuantizesTest, RandomRefitsAreThoseThroughScratch) {
-  constexpr int kDraws = kSanitized ? 6 : 16;
+  constexpr int kDraws = kSanitized ? 3 : 16;
   int fused = 0, compared = 0;
   for (int seed = 0; seed < kDraws; ++seed) {
     SCOPED_TRACE(seed);

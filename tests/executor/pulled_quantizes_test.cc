@@ -290,6 +290,7 @@ TEST(PulledQuantizesTest, DestinationsReadWhatSourcesWouldStore) {
           R"("replicas": 2)"}) {
       for (const char* const more :
            {"", R"(, "options": {"scratch_bytes": 400000})"}) {
+        if (kSanitized && (turns == 2) == (*more == '\0')) continue;
         SCOPED_TRACE(absl::StrCat(turns, " ", destination, more));
         const PlanFile plan =
             CompiledPlan(TurnsJob(turns, destination, more), kConfig);

@@ -19,6 +19,7 @@
 
 #include "executor/device/cast.h"
 #include "tests/executor/device_conformance.h"
+#include "tests/sanitizers.h"
 
 namespace refit {
 
@@ -336,7 +337,10 @@ TEST_P(QuantizeConformance, LinksTakeTurns) {
 }
 
 TEST_P(QuantizeConformance, RowsMayLieApart) {
-  for (const uint64_t run_rows : {64, 40, 128, 1, 999}) {
+  const std::vector<uint64_t> runs =
+      kSanitized ? std::vector<uint64_t>{40, 1}
+                 : std::vector<uint64_t>{64, 40, 128, 1, 999};
+  for (const uint64_t run_rows : runs) {
     for (const bool has_links : {false, true}) {
       CheckCase({.rows = 300,
                  .columns = 256,

@@ -30,11 +30,12 @@
 namespace refit {
 namespace {
 
-// Together some twenty seconds of one core, with or without a sanitizer.
-constexpr int64_t kGenericCases = kSanitized ? 60 : 1000;
-constexpr int64_t kReplicaCases = kSanitized ? 50 : 400;
-constexpr int64_t kTreeCases = kSanitized ? 20 : 100;
-constexpr int64_t kBoundCases = kSanitized ? 300 : 3000;
+// Together some seconds of one core without a sanitizer, half a minute with
+// one.
+constexpr int64_t kGenericCases = kSanitized ? 30 : 1000;
+constexpr int64_t kReplicaCases = kSanitized ? 20 : 400;
+constexpr int64_t kTreeCases = kSanitized ? 10 : 100;
+constexpr int64_t kBoundCases = kSanitized ? 50 : 3000;
 
 const std::vector<std::string> kCastable = {"bf16", "fp16", "fp32"};
 
