@@ -107,12 +107,15 @@ run_preset() {
   wait "$frameworks" || has_sglang=false
   # With torch the Python tests are those of ctest and more.
   if [ -d build/release/python ] && tests/torch_venv.sh; then without=(-E '^python$'); fi
+  rm -f build/release-is-tested
   beside frameworks test_frameworks "$has_sglang" "${#without[@]}"
   run_ctest release "${without[@]}"
-  end_beside
+  touch build/release-is-tested
+  # What follows them there runs beside the sanitizer's part, which needs nothing of build/release.
+  if [ "$leave" = OFF ]; then end_beside; fi
 }
 
-# test_frameworks HAS_SGLANG HAS_TORCH: the tests of Python that are not ctest's.
+# test_frameworks HAS_SGLANG HAS_TORCH: the tests of Python that are not ctest's; in `all`, the wheels then.
 test_frameworks() {
   set -e
   if [ "$2" -ne 0 ]; then
@@ -126,6 +129,12 @@ test_frameworks() {
   if "$1"; then
     step "release: SGLang's model classes"
     tests/frameworks/sglang.sh --case '*: tp2*'
+  fi
+  if [ "$leave" = ON ]; then
+    # These change build/release.
+    until [ -e build/release-is-tested ]; do sleep 1; done
+    step "wheels"
+    tests/wheels.sh
   fi
 }
 
@@ -145,8 +154,9 @@ for part in "${parts[@]}"; do
       end_beside
       run_frameworks
       ;;
-    # A wheel's tests wait most of their time, so they run beside the next part, unless that needs build/release.
-    wheels) beside wheels tests/wheels.sh ;;
+    # A wheel's tests wait most of their time, so they run beside the next part, unless that needs build/release. In `all` they
+    # follow the frameworks' tests, which still run.
+    wheels) if [ "$leave" = OFF ]; then beside wheels tests/wheels.sh; fi ;;
     fuzz)
       step "$part"
       "tests/$part.sh"
