@@ -45,15 +45,7 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
       .scratch_bytes = options.scratch_bytes.value,
       .relays = options.fan_out.value == FanOutKind::kRelay &&
                 !options.delta.value.enabled,
-      .deals = options.deal.value == DealKind::kAlways,
-      .may_deal_relays = options.deal.value == DealKind::kAuto ||
-                         options.deal.value == DealKind::kRelays};
-  if (options.delta.value.enabled && limits.deals) {
-    diagnostics.Error(
-        options.deal.place,
-        "options.deal is \"always\" beside options.delta: a rank that deals "
-        "out does not know what changed; wanted \"never\", or no delta");
-  }
+      .shape = {}};
   if (limits.direct_pulls && limits.mapped != Mechanism::kDirect) {
     diagnostics.Error(
         options.direct.place,
@@ -114,11 +106,13 @@ void DeclareDelta(const Job& job, Diagnostics& diagnostics, Module& module) {
   module.delta->rungs.assign(std::begin(kRungs), std::end(kRungs));
 }
 
-// Reports the rank with the most peers on other hosts if they are too many.
-void CheckNetworkPeers(const Job& job, const Module& module,
-                       Diagnostics& diagnostics) {
-  const size_t limit = static_cast<size_t>(module.limits.network_peers);
-  if (limit == 0) return;
+// The rank that exchanges with the most ranks of other hosts.
+struct MostPeers {
+  size_t rank = 0;
+  size_t count = 0;
+};
+
+MostPeers FindMostPeers(const Module& module) {
   std::vector<std::set<size_t>> peers(static_cast<size_t>(module.world_size()));
   for (const Message& message : module.messages) {
     if (message.route != Route::kNetwork) continue;
@@ -128,19 +122,27 @@ void CheckNetworkPeers(const Job& job, const Module& module,
   const auto most = std::max_element(
       peers.begin(), peers.end(),
       [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  if (most == peers.end() || most->size() <= limit) return;
+  return {.rank = static_cast<size_t>(most - peers.begin()),
+          .count = most->size()};
+}
+
+// Whether the job allows a rank so many peers.
+bool AllowsPeers(const Limits& limits, const MostPeers& most) {
+  return limits.network_peers == 0 ||
+         most.count <= static_cast<size_t>(limits.network_peers);
+}
+
+void ReportPeers(const Job& job, const MostPeers& most,
+                 Diagnostics& diagnostics) {
   diagnostics.Error(
       job.options.network_peers.place,
       absl::StrFormat(
           "options.network_peers is %d, but rank %d exchanges with %d ranks of "
-          "other hosts; wanted at least %d, %s",
-          limit, most - peers.begin(), most->size(), most->size(),
+          "other hosts; wanted at least %d, or %s",
+          job.options.network_peers.value, most.rank, most.count, most.count,
           job.options.delta.value.enabled
-              ? "or other meshes: with options.delta nobody deals"
-          : module.limits.deals
-              ? "or meshes whose ranks need fewer"
-              : "options.deal \"always\", which often needs fewer, or other "
-                "meshes"));
+              ? "no delta: with options.delta no rank receives for others"
+              : "meshes whose ranks need fewer"));
 }
 
 // What a compilation does, one after the other: the passes, and what is before
@@ -189,6 +191,7 @@ struct Draft {
   Topology topology;
   Stats stats;
   size_t messages = 0;
+  MostPeers most_peers;
 };
 
 // What all drafts of a job begin with.
@@ -228,35 +231,12 @@ std::string DescribeModel(const Model& model) {
   return absl::StrCat(text, params, " params");
 }
 
-// What receivers do with what they relay inside hosts. The last: what a host is
-// sent is dealt whole, as with options.deal "always".
-enum class Relayed { kStored, kDealt, kDealtInStripes, kDealtWhole };
-
-// One way to compile a job.
-struct Way {
-  Relayed relayed = Relayed::kStored;
-  bool routes_flows = false;
-  bool relays_eagerly = false;
-  int64_t relayed_per_round = kRelayedPerRound;
-};
-
-Limits LimitsOf(Limits limits, const Way& way) {
-  const Relayed relayed = way.relayed;
-  limits.relays_eagerly = way.relays_eagerly;
-  limits.routes_flows = way.routes_flows;
-  limits.relayed_per_round = way.relayed_per_round;
-  limits.deals |= relayed == Relayed::kDealtWhole;
-  limits.deals_relays =
-      relayed == Relayed::kDealt || relayed == Relayed::kDealtInStripes;
-  limits.deals_stripes = relayed == Relayed::kDealtInStripes;
-  return limits;
-}
-
 absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
-                              const Way& way, const CompileOptions& options,
-                              PassTimes& times, Diagnostics& diagnostics) {
+                              const Limits& limits,
+                              const CompileOptions& options, PassTimes& times,
+                              Diagnostics& diagnostics) {
   Module module;
-  module.limits = LimitsOf(inputs.limits, way);
+  module.limits = limits;
   if (const DeltaSpec& delta = job.options.delta.value; delta.enabled) {
     module.delta = {.changes = delta.changes,
                     .dense_every = delta.dense_every,
@@ -286,7 +266,6 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   };
   if (!status.ok()) return fail(status);
   DeclareDelta(job, diagnostics, module);
-  CheckNetworkPeers(job, module, diagnostics);
   // Not of a job with errors: mending those may settle it.
   WarnOfJob(job, inputs.model, diagnostics);
   if (!diagnostics.ok()) return fail(JobHasErrors());
@@ -306,6 +285,7 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();
+  if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
   return draft;
 }
 
@@ -320,33 +300,14 @@ bool IsLess(int64_t nanoseconds, int64_t percent, int64_t of) {
   return nanoseconds * 100 < of * percent;
 }
 
-// Plans of a job are compared if dealing may save this part of the time.
-constexpr int64_t kWorthTryingPercent = 2;
-// And if simulating them takes little beside compiling: a second for four times
-// as many messages.
+// Plans of a job are compared if simulating them takes little beside compiling:
+// a second for four times as many messages.
 constexpr size_t kMessagesTried = size_t{1} << 16;
-// Older executors run plans that do not deal. So one that does is kept only if
-// it takes less than this part of the time of another one.
+// One whose rounds have another shape is kept only if it takes less than this
+// part of the time of the best so far.
 constexpr int64_t kFasterPercent = 99;
-// Where ranks deal stripes, they have more peers.
-constexpr int64_t kFasterInStripesPercent = 98;
-// Hosts are dealt whole, or relay otherwise, only where the plan takes more
-// than this part of the bound: as a rule that is slower.
-constexpr int64_t kNearBoundPercent = 110;
-// Where hosts relay otherwise than by the formulas, rounds have more messages.
-constexpr int64_t kFasterRelayedPercent = 98;
-// Simulating more ranks takes long beside compiling them.
-constexpr size_t kRanksTried = 1024;
-// Messages of a rank, each way, in a round between hosts that relays. More than
-// these were faster by less than 2 %.
-constexpr int64_t kRelayedPerRoundTried[] = {4, 8};
-
-bool MayBeFasterDealt(size_t messages, const Stats& stats) {
-  return messages <= kMessagesTried &&
-         !IsLess(Nanoseconds(stats.dealable_seconds), kWorthTryingPercent,
-                 Nanoseconds(stats.predicted_seconds));
-}
-
+// Nor is any tried where one takes no more than this part of the bound.
+constexpr int64_t kNearBoundPercent = 101;
 absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
   const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(draft.bytes);
   if (!plan.ok()) return plan.status();
@@ -356,168 +317,70 @@ absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
   return Nanoseconds(*seconds);
 }
 
-bool IsNearBound(int64_t nanoseconds, const Stats& stats) {
-  return nanoseconds * 100 <=
-         Nanoseconds(stats.lower_bound_seconds) * kNearBoundPercent;
-}
-
-// Whether plans that relay otherwise between hosts are worth a try. Where hosts
-// are dealt whole, that is for few peers, which more relays would raise.
-bool MayBeFasterRelayed(const OptionsSpec& options, const Limits& limits,
-                        const Draft& draft) {
-  return !options.fan_out.given && !options.operations_per_round.given &&
-         !limits.deals && draft.messages <= kMessagesTried &&
-         draft.topology.host.size() <= kRanksTried &&
-         (draft.stats.relays_between_hosts ||
-          draft.stats.may_relay_between_hosts) &&
-         !IsNearBound(Nanoseconds(draft.stats.predicted_seconds), draft.stats);
-}
-
-// Plans of a job, of which the simulator keeps the fastest.
+// The plan that the simulator finds fastest: `draft`, whose rounds are full, or
+// one with rounds of another shape.
 class Contest {
  public:
-  // `draft`: the first plan, made in this way.
-  Contest(const Job& job, const Inputs& inputs, const CompileOptions& options,
-          Way way, Draft draft)
+  Contest(const Job& job, const Inputs& inputs, const Limits& limits,
+          const CompileOptions& options, Draft draft)
       : job_(job),
         inputs_(inputs),
         quiet_({.print_after = options.print_after}),
-        way_(way),
+        limits_(limits),
         draft_(std::move(draft)) {}
 
+  Draft Fastest() && {
+    const Stats& stats = draft_.stats;
+    const bool has_shapes = stats.network_bytes > 0 &&
+                            !stats.routes_between_hosts &&
+                            draft_.messages <= kMessagesTried;
+    if (!has_shapes || !Start().ok()) return std::move(draft_);
+    using Sizes = RoundShape::Sizes;
+    for (const Sizes sizes : {Sizes::kEven, Sizes::kFitted}) {
+      if (stats.routes_flows) {
+        Try({.sizes = sizes, .all_in_turns = false});
+      }
+    }
+    Try({.sizes = limits_.shape.sizes, .all_in_turns = true});
+    return std::move(draft_);
+  }
+
+ private:
   absl::Status Start() {
     const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(draft_);
     if (nanoseconds.ok()) least_ = *nanoseconds;
     return nanoseconds.status();
   }
 
-  // Keeps the plan made in this way if it takes less than `percent` of the time
-  // of the best so far. One that cannot be made does not.
-  void Try(const Way& way, int64_t percent) {
-    // No plan would be kept.
-    if (!IsLess(Nanoseconds(draft_.stats.lower_bound_seconds), percent,
-                least_)) {
+  void Try(const RoundShape& shape) {
+    // No plan would be kept, or one that is hardly faster.
+    if (least_ * 100 <=
+        Nanoseconds(draft_.stats.lower_bound_seconds) * kNearBoundPercent) {
       return;
     }
+    Limits limits = limits_;
+    limits.shape = shape;
     PassTimes unheard(quiet_);
     Diagnostics diagnostics;
     absl::StatusOr<Draft> draft =
-        Drafted(job_, inputs_, way, quiet_, unheard, diagnostics);
-    if (!draft.ok() || draft->messages > kMessagesTried) return;
+        Drafted(job_, inputs_, limits, quiet_, unheard, diagnostics);
+    if (!draft.ok()) return;
     const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
-    if (!nanoseconds.ok() || !IsLess(*nanoseconds, percent, least_)) return;
+    if (!nanoseconds.ok() || !IsLess(*nanoseconds, kFasterPercent, least_)) {
+      return;
+    }
     least_ = *nanoseconds;
-    way_ = way;
+    limits_ = limits;
     draft_ = *std::move(draft);
   }
 
-  bool IsNear() const { return IsNearBound(least_, draft_.stats); }
-  const Way& way() const { return way_; }
-  const Draft& draft() const { return draft_; }
-  Draft TakeDraft() && { return std::move(draft_); }
-
- private:
   const Job& job_;
   const Inputs& inputs_;
   const CompileOptions quiet_;
-  Way way_;
+  Limits limits_;  // of `draft_`
   Draft draft_;
   int64_t least_ = 0;  // nanoseconds of `draft_`
 };
-
-// How ranks of several hosts are fed along trees.
-Way RoutedWay(DealKind deal) {
-  return {
-      .relayed = deal == DealKind::kNever ? Relayed::kStored : Relayed::kDealt,
-      .routes_flows = true};
-}
-
-// If anything of the job goes along trees then, how many messages there would
-// be without, at least; else 0.
-int64_t MessagesIfNotRouted(const Job& job, const Inputs& inputs) {
-  const DealKind deal = job.options.deal.value;
-  if (!inputs.limits.relays || deal == DealKind::kAlways) return 0;
-  Diagnostics unheard;
-  Module module;
-  module.limits = LimitsOf(inputs.limits, RoutedWay(deal));
-  module.params = inputs.model.params;
-  module.skips = inputs.model.skips;
-  DeclareQuantizations(job, module, unheard);
-  const PassOptions of = {
-      .job = job, .model = inputs.model, .diagnostics = unheard};
-  for (const PassInfo& pass : Pipeline()) {
-    if (!pass.run(of, module).ok() || !unheard.ok()) return 0;
-    if (pass.run == RouteFlows) break;
-  }
-  return module.stats.routes_flows ? module.stats.messages_without_trees : 0;
-}
-
-// Whether the job has a plan of this kind: ranks may have too many peers.
-bool CanBeDrafted(const Job& job, const Inputs& inputs, const Way& way,
-                  const CompileOptions& options) {
-  const CompileOptions quiet = {.print_after = options.print_after};
-  PassTimes unheard(quiet);
-  Diagnostics diagnostics;
-  return Drafted(job, inputs, way, quiet, unheard, diagnostics).ok();
-}
-
-// The plan that the simulator finds fastest: `draft`, or one in which ranks
-// deal, relay otherwise between hosts, or, with `routes`, along trees.
-Draft Fastest(const Job& job, const Inputs& inputs,
-              const CompileOptions& options, absl::Span<const Relayed> tried,
-              const Way& first, bool routes, Draft draft) {
-  const bool deals =
-      !tried.empty() && MayBeFasterDealt(draft.messages, draft.stats);
-  if (!deals && !routes &&
-      !MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, first), draft)) {
-    return draft;
-  }
-  Contest contest(job, inputs, options, first, std::move(draft));
-  if (!contest.Start().ok()) return std::move(contest).TakeDraft();
-  for (const Relayed relayed : tried) {
-    if (!deals) break;
-    if (relayed == Relayed::kDealtWhole && contest.IsNear()) continue;
-    contest.Try({.relayed = relayed}, relayed == Relayed::kDealtInStripes
-                                          ? kFasterInStripesPercent
-                                          : kFasterPercent);
-  }
-  Way way = contest.way();
-  if (!contest.IsNear() &&
-      MayBeFasterRelayed(job.options, LimitsOf(inputs.limits, way),
-                         contest.draft())) {
-    way.relays_eagerly = true;
-    contest.Try(way, kFasterRelayedPercent);
-    for (const int64_t relayed_per_round : kRelayedPerRoundTried) {
-      if (!contest.draft().stats.relays_between_hosts) break;
-      way = contest.way();
-      way.relayed_per_round = relayed_per_round;
-      contest.Try(way, kFasterRelayedPercent);
-    }
-  }
-  if (routes) {
-    contest.Try(RoutedWay(job.options.deal.value), kFasterPercent);
-  }
-  return std::move(contest).TakeDraft();
-}
-
-// The first plan.
-Relayed FirstOf(DealKind deal) {
-  return deal == DealKind::kRelays ? Relayed::kDealt : Relayed::kStored;
-}
-
-// What is tried beside the first plan.
-std::vector<Relayed> OthersOf(DealKind deal) {
-  switch (deal) {
-    case DealKind::kAuto:
-      return {Relayed::kDealt, Relayed::kDealtInStripes, Relayed::kDealtWhole};
-    case DealKind::kRelays:
-      return {Relayed::kDealtInStripes};
-    case DealKind::kNever:
-    case DealKind::kAlways:
-      return {};
-  }
-  return {};
-}
 
 // Above that the user is told of what deltas cost a dense refit.
 constexpr double kMuchLonger = 1.25;
@@ -531,30 +394,22 @@ std::optional<double> SecondsWithoutDelta(const Job& job, const Inputs& inputs,
   Diagnostics unheard;
   const Limits limits = LimitsOf(options, unheard);
   if (!limits.relays) return std::nullopt;
-  std::optional<double> least;
-  std::vector<Relayed> tried = OthersOf(options.deal.value);
-  std::erase(tried, Relayed::kDealtWhole);  // seldom faster
-  tried.insert(tried.begin(), FirstOf(options.deal.value));
-  for (const Relayed relayed : tried) {
-    Module module;
-    module.limits = LimitsOf(limits, {.relayed = relayed});
-    module.params = inputs.model.params;
-    module.skips = inputs.model.skips;
-    const PassOptions of = {
-        .job = job, .model = inputs.model, .diagnostics = unheard};
-    for (const PassInfo& pass : Pipeline()) {
-      if (!pass.run(of, module).ok() || !unheard.ok()) return std::nullopt;
-      // The passes that take long come behind the one that finds the bound.
-      if (module.stats.lower_bound_seconds * kMuchLonger > seconds) {
-        return std::nullopt;
-      }
+  Module module;
+  module.limits = limits;
+  module.params = inputs.model.params;
+  module.skips = inputs.model.skips;
+  const PassOptions of = {
+      .job = job, .model = inputs.model, .diagnostics = unheard};
+  for (const PassInfo& pass : Pipeline()) {
+    if (!pass.run(of, module).ok() || !unheard.ok()) return std::nullopt;
+    // The passes that take long come behind the one that finds the bound.
+    if (module.stats.lower_bound_seconds * kMuchLonger > seconds) {
+      return std::nullopt;
     }
-    const double predicted = module.stats.predicted_seconds;
-    least = std::min(least.value_or(predicted), predicted);
-    if (!MayBeFasterDealt(module.messages.size(), module.stats)) break;
   }
-  if (*least * kMuchLonger > seconds) return std::nullopt;
-  return least;
+  const double predicted = module.stats.predicted_seconds;
+  if (predicted * kMuchLonger > seconds) return std::nullopt;
+  return predicted;
 }
 
 absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
@@ -563,28 +418,33 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                              Diagnostics& diagnostics) {
   const std::optional<Inputs> inputs = ReadInputs(job, times, diagnostics);
   if (!inputs.has_value()) return JobHasErrors();
-  const DealKind deal = job.options.deal.value;
-  const int64_t unrouted = MessagesIfNotRouted(job, *inputs);
-  Way first = {.relayed = FirstOf(deal)};
-  if (unrouted > static_cast<int64_t>(kMessagesTried) ||
-      (unrouted > 0 && inputs->limits.network_peers > 0 &&
-       !CanBeDrafted(job, *inputs, first, options))) {
-    first = RoutedWay(deal);
-  }
+  Limits limits = inputs->limits;
   absl::StatusOr<Draft> draft =
-      Drafted(job, *inputs, first, options, times, diagnostics);
+      Drafted(job, *inputs, limits, options, times, diagnostics);
   if (!draft.ok()) return draft.status();
   std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
-    if (first.routes_flows) return *std::move(draft);
-    Draft fastest = Fastest(job, *inputs, options, OthersOf(deal), first,
-                            unrouted > 0, *std::move(draft));
+    if (!AllowsPeers(limits, draft->most_peers) && limits.relays) {
+      limits.by_rails = true;
+      const CompileOptions quiet = {.print_after = options.print_after};
+      PassTimes unheard(quiet);
+      Diagnostics of_rails;
+      absl::StatusOr<Draft> by_rails =
+          Drafted(job, *inputs, limits, quiet, unheard, of_rails);
+      if (by_rails.ok()) draft = std::move(by_rails);
+    }
+    Draft fastest =
+        Contest(job, *inputs, limits, options, *std::move(draft)).Fastest();
     if (job.options.delta.value.enabled) {
       without_delta =
           SecondsWithoutDelta(job, *inputs, fastest.stats.predicted_seconds);
     }
     return fastest;
   });
+  if (!AllowsPeers(limits, kept.most_peers)) {
+    ReportPeers(job, kept.most_peers, diagnostics);
+    return JobHasErrors();
+  }
   if (options.shown != nullptr) *options.shown << kept.shown;
   diagnostics.Append(kept.doubts);
   if (without_delta.has_value()) {

@@ -290,18 +290,6 @@ void WarnOfDirectRounds(const OptionsSpec& options, const Module& module,
   }
 }
 
-// Of an option to deal where nobody does.
-void WarnOfDeal(const OptionsSpec& options, Diagnostics& diagnostics) {
-  if (!options.delta.value.enabled || !options.deal.given ||
-      options.deal.value != DealKind::kRelays) {
-    return;
-  }
-  diagnostics.Warning(
-      options.deal.place,
-      "options.deal \"relays\" has no effect: with options.delta no rank "
-      "relays, so that none deals; wanted \"never\", or no delta");
-}
-
 // The params that post-hooks of a destination rewrite in place.
 std::vector<bool> HookedParams(const Module& module) {
   std::vector<bool> hooked(module.params.size());
@@ -434,7 +422,6 @@ void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics) {
 void WarnOfMessages(const Job& job, const Module& module,
                     Diagnostics& diagnostics) {
   WarnOfDirectRounds(job.options, module, diagnostics);
-  WarnOfDeal(job.options, diagnostics);
   WarnOfAlwaysSent(job.options.delta, module, diagnostics);
   WarnOfBuckets(job.options.bucket_bytes, module, diagnostics);
 }

@@ -146,32 +146,9 @@ bool Module::DefersStores() const {
                       });
 }
 
-Module::DealtRound Module::DealtRoundOf(double others) const {
-  const double bytes =
-      static_cast<double>(limits.staging_bytes) / limits.slots / (1 + others);
-  const bool several = others * (bytes / topology.peer_bytes_per_second +
-                                 kRelayedPerRound * kDealtMessageSeconds) <=
-                       bytes / topology.network_bytes_per_second;
-  return {.bytes = bytes, .messages = several ? kRelayedPerRound : 1};
-}
-
-int64_t Module::DealtTurnsOfRound(int64_t messages, double dealt_part) const {
-  int64_t turns = 1;
-  const auto needed = [&](int64_t count) {
-    return count + static_cast<int64_t>(
-                       std::ceil(static_cast<double>(count) * dealt_part));
-  };
-  // A rank receives each message, deals it out, and is dealt as many.
-  while (needed(turns + 1) <= messages &&
-         3 * (turns + 1) <= limits.operations_per_round) {
-    ++turns;
-  }
-  return turns;
-}
-
 double Module::RoundSeconds(Route route) const {
   if (MechanismOf(route) == Mechanism::kDirect) return kDirectRoundSeconds;
-  return StagedRoundOf(route, limits).StartSeconds(1);
+  return StagedRoundOf(route).StartSeconds(1);
 }
 
 Mechanism Module::MechanismOf(Route route) const {

@@ -274,11 +274,14 @@ struct Piece {
   // Hold it too, but in scratch of other waves: they do not send it.
   std::vector<Rank> sources_of_other_waves;
   std::vector<Rank> destinations;  // ascending; each is fed by a source
-  // fan-out: each starts at the one rank in `destinations`, or at a receiver of
-  // one before it.
+  // route-flows, fan-out: each starts at the one rank in `destinations`, or at
+  // a receiver of one before it.
   std::vector<Relay> relays;
-  // route-flows: `relays` are a tree over several hosts.
+  // route-flows: what comes over the network, and `relays` are how it goes on
+  // from the one destination, over several hosts or inside one. That one keeps
+  // it, unless it only receives it for others.
   bool is_routed = false;
+  bool root_keeps = true;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
   DType destination_dtype = DType::kUnspecified;
@@ -290,16 +293,6 @@ struct Transfer {
   PieceId piece{};
   Rank source{};
   Rank destination{};
-};
-
-// What a source sends once for ranks of a host: to one of them, on its rail,
-// which passes it on from its staging to the others, and unpacks what it wants
-// itself.
-struct Deal {
-  Rank source{};
-  Rank dealer{};
-  std::vector<Rank> receivers;  // ascending; all want all pieces
-  std::vector<PieceId> pieces;  // ascending
 };
 
 // One part of a message: a box of a param, packed from staging_offset on.
@@ -377,6 +370,27 @@ inline constexpr int32_t kHeldRounds = 2;
 // be.
 inline constexpr int64_t kFlowMessageBytesMin = 4096;
 
+// What is relayed is packed this many rounds after the one that brings it, so
+// that it can be unpacked and packed again while another round is on the wire.
+inline constexpr int32_t kRelayRounds = 2;
+
+// Rounds that are to be alike have so much more room than their bytes, for what
+// does not fill them exactly.
+inline constexpr double kSlackOfRounds = 1.01;
+
+// How rounds between hosts are filled. None is best for all jobs, so that the
+// simulator compares plans of all shapes.
+struct RoundShape {
+  enum class Sizes : uint8_t {
+    kFull,    // rounds are full but for the last of a wave
+    kEven,    // those of a wave are alike
+    kFitted,  // messages are of a size that what pairs send is a multiple of
+  };
+  Sizes sizes = Sizes::kFull;
+  // What nobody passes on goes in turns, too, as what ranks pass on does.
+  bool all_in_turns = false;
+};
+
 struct Limits {
   int64_t bucket_bytes = 0;
   bool fills_buckets = false;  // also between hosts: the job says their size
@@ -392,21 +406,9 @@ struct Limits {
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;  // destination ranks may pass on what they received
-  // What ranks of several hosts want goes by trees (route-flows).
-  bool routes_flows = false;
-  bool deals = false;  // or hold for others of their host
-  // Or what they relay inside their host alone, where that is faster.
-  bool deals_relays = false;
-  // Then of each piece a stripe, so that all sources feed all receivers; else
-  // few sources feed each receiver.
-  bool deals_stripes = false;
-  // The job leaves it to the compiler whether they do.
-  bool may_deal_relays = false;
-  // Whether hosts relay to each other also where that is estimated to be
-  // faster by little.
-  bool relays_eagerly = false;
-  // Messages of a rank, each way, in a round between hosts that relays.
-  int64_t relayed_per_round = kRelayedPerRound;
+  // A source sends a host all that it wants by way of few ranks (route-flows).
+  bool by_rails = false;
+  RoundShape shape;
 };
 
 // What a round costs before its bytes. Two fences, and the launch of a kernel.
@@ -434,11 +436,11 @@ struct StagedRound {
     return seconds + static_cast<double>(messages) * message_seconds;
   }
 };
-constexpr StagedRound StagedRoundOf(Route route, const Limits& limits) {
+constexpr StagedRound StagedRoundOf(Route route) {
   return route == Route::kNetwork
              ? StagedRound{.seconds = kStagedRoundSeconds,
                            .message_seconds = 0,
-                           .relayed_messages = limits.relayed_per_round}
+                           .relayed_messages = kRelayedPerRound}
              : StagedRound{.seconds = kStagedPeerRoundSeconds,
                            .message_seconds = kStagedPeerMessageSeconds,
                            .relayed_messages = kRelayedPerPeerRound};
@@ -491,16 +493,10 @@ struct Stats {
   int64_t relayed_bytes = 0;  // of these, by destination ranks
   double lower_bound_seconds = 0;
   double predicted_seconds = 0;
-  std::string binding_link;  // after the passes
-  // What NVLink takes of the busiest host for bytes that its ranks may deal
-  // out beside the network: the most that dealing saves. Not in the plan.
-  double dealable_seconds = 0;
-  // Whether hosts relay to each other, or might: a source sends more than any
-  // receiver receives. Not in the plan.
-  bool relays_between_hosts = false;
-  bool may_relay_between_hosts = false;
-  bool routes_flows = false;           // any piece is routed; not in the plan
-  int64_t messages_without_trees = 0;  // then, at least; not in the plan
+  std::string binding_link;           // after the passes
+  bool routes_flows = false;          // any piece is routed; not in the plan
+  bool routes_between_hosts = false;  // by a tree; not in the plan
+  bool levels_sources = false;        // some receivers relay between hosts
 };
 
 // Whether a message inside a host travels in a round between hosts.
@@ -542,10 +538,6 @@ struct Module {
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
   std::vector<Piece> pieces;
   std::vector<Transfer> transfers;  // sorted by (source, destination, piece)
-
-  // deal; sorted by (source, dealer, receivers). It takes what is dealt out of
-  // `transfers`.
-  std::vector<Deal> deals;
 
   // form-buckets, schedule-rounds
   std::vector<std::vector<Packed>> contents;
@@ -607,23 +599,20 @@ struct Module {
   // Whether what receivers store to each other waits for the last wave. Not if
   // they quantize it: then they need the scratch for the next one.
   bool DefersStores() const;
-  // What staging has room for in one round of a rank that deals out to `others`
-  // what it is sent, while they deal as much to it; and in how many messages it
-  // is sent that. In one, where more would start more slowly than the network
-  // is.
-  struct DealtRound {
-    double bytes = 0;
-    int64_t messages = 1;
-  };
-  DealtRound DealtRoundOf(double others) const;
-  // How many messages a rank is sent in a round that has room for `messages`,
-  // if it deals out this part of them, and is dealt as many.
-  int64_t DealtTurnsOfRound(int64_t messages, double dealt_part) const;
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }
   const Piece& piece(PieceId id) const { return pieces[IndexOf(id)]; }
 };
+
+// How many consecutive rounds share no staging of a rank. What came in one
+// round is dealt out in the next; where hosts pass it on to hosts it may stay
+// longer.
+inline int32_t StagingTurns(const Module& module) {
+  const int32_t slots = module.limits.slots;
+  if (module.stats.routes_between_hosts) return slots + kHeldRounds;
+  return module.stats.routes_flows ? std::max(slots, 2) : slots;
+}
 
 }  // namespace refit
 

@@ -223,18 +223,6 @@ std::string TransfersText(const Module& module) {
   return text;
 }
 
-std::string DealsText(const Module& module) {
-  std::string text;
-  for (const Deal& deal : module.deals) {
-    absl::StrAppend(&text, IndexOf(deal.source), " -> ", IndexOf(deal.dealer),
-                    " for ", RanksText(deal.receivers), "\n");
-    for (const PieceId piece : deal.pieces) {
-      absl::StrAppend(&text, "  ", PieceText(module, piece), "\n");
-    }
-  }
-  return text;
-}
-
 std::string MessagesText(const Module& module) {
   std::string text;
   for (size_t i = 0; i < module.contents.size(); ++i) {

@@ -17,7 +17,6 @@ std::string TopologyText(const Module& module);
 std::string FoldText(const Module& module);
 std::string PiecesText(const Module& module);
 std::string TransfersText(const Module& module);
-std::string DealsText(const Module& module);
 std::string MessagesText(const Module& module);
 std::string RoundsText(const Module& module);
 std::string BoundText(const Module& module);

@@ -173,6 +173,17 @@ ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
   return model;
 }
 
+// Keys that were, and what took their place.
+struct RemovedKey {
+  std::string_view name;
+  std::string_view instead;
+};
+constexpr RemovedKey kRemovedOptions[] = {
+    {"deal",
+     "ranks receive for others of their host wherever that is faster, and for "
+     "fewer peers where options.network_peers asks for it"},
+};
+
 // Reads an object whose keys are members of one type each.
 template <typename Spec, typename Keys>
 void ReadKeys(const ValueReader& values, const JsonValue& value,
@@ -183,6 +194,13 @@ void ReadKeys(const ValueReader& values, const JsonValue& value,
   ForEachKey(keys, [&](const auto& key) {
     ReadMember(reader, key.info, spec.*std::get<0>(key.members));
   });
+  if (object == JobObject::kOptions) {
+    for (const auto& [name, instead] : kRemovedOptions) {
+      reader.Refuse(name, absl::StrCat(reader.PathOf(name),
+                                       " is gone: ", std::string(instead),
+                                       "; wanted no such key"));
+    }
+  }
   RefuseKeysOfOthers(reader, object);
   reader.RejectOtherKeys();
 }

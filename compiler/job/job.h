@@ -214,14 +214,6 @@ enum class FoldKind : uint8_t {
   kNever,
 };
 
-// What one rank of a host receives for others and holds for them in staging.
-enum class DealKind : uint8_t {
-  kNever,
-  kAlways,  // all that the network brings
-  kRelays,  // what receivers relay inside the host, where that is faster
-  kAuto,    // as kNever or as kRelays, whichever the simulator finds faster
-};
-
 // Which end of a pair of ranks moves the bytes of direct rounds.
 enum class DirectKind : uint8_t { kPush, kPull };
 
@@ -238,7 +230,6 @@ struct OptionsSpec {
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
   Located<DirectKind> direct{.value = DirectKind::kPush};
   Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
-  Located<DealKind> deal{.value = DealKind::kAuto};
   Located<FoldKind> fold{.value = FoldKind::kAuto};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};

@@ -409,8 +409,7 @@ inline constexpr auto kOptionsKeys = std::tuple(
     Key({.name = "staging_bytes",
          .range = kBytesRange,
          .help = "largest staging arena of a rank, at least `slots` × "
-                 "`bucket_bytes`, one more where ranks [`deal`](#deal). What "
-                 "it sends and what it receives share it"},
+                 "`bucket_bytes`. What it sends and what it receives share it"},
         &OptionsSpec::staging_bytes),
     Key({.name = "scratch_bytes",
          .range = kBytesRange,
@@ -460,12 +459,6 @@ inline constexpr auto kOptionsKeys = std::tuple(
          .help = "how receivers that want the same are fed, see "
                  "[`fan_out`](#fan_out)"},
         &OptionsSpec::fan_out),
-    Key({.name = "deal",
-         .default_text = "`\"auto\"`",
-         .help = "what one rank of a host receives for others and deals out, "
-                 "see [`deal`](#deal)",
-         .in_digest_if_given = true},
-        &OptionsSpec::deal),
     Key({.name = "fold",
          .default_text = "`\"auto\"`",
          .help = "whether equal parts of a job are planned once, see "
@@ -560,15 +553,6 @@ struct Words<DirectKind> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<DirectKind> kAll[] = {{"push", DirectKind::kPush},
                                               {"pull", DirectKind::kPull}};
-};
-
-template <>
-struct Words<DealKind> {
-  static constexpr std::string_view kMark = "\"";
-  static constexpr Word<DealKind> kAll[] = {{"auto", DealKind::kAuto},
-                                            {"never", DealKind::kNever},
-                                            {"relays", DealKind::kRelays},
-                                            {"always", DealKind::kAlways}};
 };
 
 template <>

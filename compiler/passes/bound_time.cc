@@ -55,10 +55,6 @@ double MostPerHolder(const BytesByHolders& bytes) {
   return most;
 }
 
-bool MayDeal(const Limits& limits) {
-  return limits.deals || (limits.may_deal_relays && limits.relays);
-}
-
 // A rank's round of the network takes this long before its bytes. One in which
 // it only deals out, or is dealt to, takes a message at least.
 constexpr double kStartSeconds = kStagedRoundSeconds;
@@ -327,7 +323,6 @@ void SetLowerBound(Module& module) {
       .dealt_start = kDealtMessageSeconds /
                      static_cast<double>(module.limits.bucket_bytes)};
   double seconds = NetworkSeconds(MostPerHolder(leaving), costs);
-  double dealable_seconds = 0;
   for (const MustMove& rank : ranks) {
     seconds = std::max(seconds,
                        std::max(rank.received_bytes, rank.sent_bytes) / links);
@@ -335,7 +330,7 @@ void SetLowerBound(Module& module) {
   for (const auto& [number, domain] : domains) {
     const auto of_ranks = static_cast<double>(domain.ranks);
     double rounds = SecondsApart(domain, costs) / of_ranks;
-    if (MayDeal(module.limits)) {
+    if (module.limits.relays) {
       rounds = std::min(rounds, SecondsBeside(domain, costs) / of_ranks);
       if (domain.hosts == 1 && domain.near_bytes == 0 && domain.sharers > 1) {
         rounds = std::max(rounds, Steps(domain, costs, rounds).Seconds());
@@ -346,13 +341,6 @@ void SetLowerBound(Module& module) {
     seconds =
         std::max({seconds, rounds, of_nics > 0 ? of_nics + kStartSeconds : 0,
                   NetworkSeconds(domain.network_bytes / of_ranks, costs)});
-    dealable_seconds =
-        std::max(dealable_seconds,
-                 (domain.bytes - domain.network_bytes - domain.near_bytes) /
-                     topology.peer_bytes_per_second / of_ranks);
-  }
-  if (MayDeal(module.limits)) {
-    module.stats.dealable_seconds = dealable_seconds;
   }
   module.stats.lower_bound_seconds = seconds;
 }

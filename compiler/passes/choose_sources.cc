@@ -27,12 +27,6 @@ constexpr double kImbalanceGain = 1.01;
 // Parts per sender that are tried in turn, whole pieces first. More parts mean
 // more messages.
 constexpr std::array kPartsPerSender = {0, 8, 32, 128};
-// Where ranks deal out, all pairs should send equally much, because a round has
-// a message or few of each rank: pieces are no larger than this part of what a
-// pair sends. Where pairs are many and small, this part of a message is enough.
-constexpr int64_t kPartsPerPair = 16;
-constexpr int64_t kDealtPartsPerBucket = 64;
-
 // One piece for one receiver, with the senders that may feed it.
 struct Choice {
   PieceId piece{};
@@ -175,9 +169,8 @@ Rank Chooser::Pick(const Choice& choice) {
     const int64_t load = loads[IndexOf(source)];
     if (load > least + choice.bytes) continue;
     const int64_t pair_load = pair_loads_[IndexOf(source)];
-    const bool sticks =
-        choice.route == Route::kNetwork && !module_.limits.deals;
-    const int64_t preference = sticks ? -pair_load : pair_load;
+    const int64_t preference =
+        choice.route == Route::kNetwork ? -pair_load : pair_load;
     const int64_t distance = (static_cast<int64_t>(choice.destination) -
                               static_cast<int64_t>(source)) %
                              static_cast<int64_t>(candidates.size());
@@ -334,19 +327,10 @@ int64_t MeanBytesPerSource(const Module& module) {
 // The largest parts that pieces may be cut into, in turn.
 std::vector<int64_t> PartBytesToTry(const Module& module) {
   const int64_t mean_bytes = MeanBytesPerSource(module);
-  const int64_t destinations =
-      (module.world_size() - module.source_ranks()) / module.parts();
-  int64_t most = std::numeric_limits<int64_t>::max();
-  if (module.limits.deals) {
-    most = std::max(
-        mean_bytes / std::max<int64_t>(destinations, 1) / kPartsPerPair,
-        module.limits.bucket_bytes / kDealtPartsPerBucket);
-  }
   std::vector<int64_t> part_bytes;
   for (const int64_t parts : kPartsPerSender) {
-    int64_t bytes = most;
-    if (parts > 0) bytes = std::min(bytes, mean_bytes / parts);
-    bytes = std::max<int64_t>(bytes, 1);
+    const int64_t bytes = parts > 0 ? std::max<int64_t>(mean_bytes / parts, 1)
+                                    : std::numeric_limits<int64_t>::max();
     if (part_bytes.empty() || bytes < part_bytes.back()) {
       part_bytes.push_back(bytes);
     }

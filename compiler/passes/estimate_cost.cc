@@ -212,14 +212,6 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
   for (const Transfer& transfer : module.transfers) {
     add(transfer.piece, transfer.source, transfer.destination);
   }
-  for (const Deal& deal : module.deals) {
-    for (const PieceId piece : deal.pieces) {
-      add(piece, deal.source, deal.dealer);
-      for (const Rank receiver : deal.receivers) {
-        if (receiver != deal.dealer) add(piece, deal.dealer, receiver);
-      }
-    }
-  }
   Stats& stats = module.stats;
   stats.local_bytes = by_route[RouteIndex(Route::kLocal)];
   stats.peer_bytes = by_route[RouteIndex(Route::kPeer)];

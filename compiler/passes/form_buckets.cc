@@ -19,20 +19,15 @@ namespace refit {
 namespace {
 
 constexpr int64_t kWasteDivisor = Packer::kWasteDivisor;
-// Of what receivers relay and deal out less is wasted, so that all messages of
-// a round are of one size: it takes as long as its largest. Not where a pair
+// Messages that ranks pass on waste less, so that all of a round are of one
+// size: it takes as long as its largest. Not where a pair
 // has more than so many: then the last of them may be small.
 constexpr int64_t kAlikeDivisor = 256;
 constexpr int64_t kAlikeMost = 8;
-// They are so many times smaller at most where that fills rounds better, and by
-// more than this.
-constexpr int64_t kFinerMost = 4;
+// Sizes of messages that are tried: the largest, and down to half of it in as
+// many steps as half of these. A smaller one must be better by more than this.
+constexpr int64_t kPartsTried = 16;
 constexpr double kFinerGain = 0.995;
-// Where whole hosts are dealt all that they are sent the plan would grow more.
-constexpr int64_t kFinerMostOfHosts = 2;
-// Relays between hosts are few if they are less than this part of what hosts
-// are dealt.
-constexpr double kRelaysBeside = 0.5;
 
 // The buckets of one list of pieces, which many pairs share.
 struct PackedPieces {
@@ -74,6 +69,10 @@ constexpr int64_t kChunksMax = 32;
 // A stream of less than this part of what the busiest rank moves is not cut.
 constexpr int64_t kUncutPart = 256;
 
+// Messages of a rank, each way, in a full round between hosts. With more, their
+// starts take longer than what is gained by rounds that are filled more alike.
+constexpr double kMessagesOfRound = 8;
+
 // As small as a job may ask for buckets to be.
 constexpr int64_t kRelayedBytesMin = 4096;
 
@@ -98,62 +97,48 @@ struct Stream {
   Route route = Route::kUnspecified;
   absl::Span<const Relay> relays;  // those of its pieces
   bool is_routed = false;          // so are its pieces
+  bool receiver_keeps = true;      // what is routed
   std::vector<PieceId> pieces;
-};
-
-// Pieces of a deal that are of one wave.
-struct DealtStream {
-  const Deal* deal = nullptr;
-  std::vector<PieceId> pieces;
-
-  // Beside the dealer.
-  size_t Others() const {
-    return deal->receivers.size() - (IsForDealer() ? 1 : 0);
-  }
-  bool IsForDealer() const {
-    return std::binary_search(deal->receivers.begin(), deal->receivers.end(),
-                              deal->dealer);
-  }
-};
-
-// What dealers receive, and deal out of it, in bytes.
-struct DealtLoad {
-  int64_t largest = 1;  // of a stream
-  int64_t busiest = 0;  // received by a dealer
-  double received = 0;
-  double dealt = 0;
-
-  // To how many others, in the mean.
-  double Others() const { return dealt / received; }
 };
 
 // The streams of a wave by mechanism; in order of source, receiver, relays.
 using WaveStreams = std::array<std::vector<Stream>, 2>;
 
-// What the ranks of routed streams do.
-struct FlowLoad {
-  int64_t received = 0;  // by the busiest rank, between hosts
-  int64_t largest = 0;   // of a stream
-  size_t others = 0;     // to whom a rank passes on inside its host, at most
-  int64_t steps = 0;     // rounds of the longest way from a root
+// What goes between hosts in a wave.
+struct NetworkLoad {
+  int64_t busiest = 0;         // sent or received by a rank
+  bool routes = false;         // any stream is routed
+  bool between_hosts = false;  // some hosts pass on to others
+  int64_t largest = 0;         // of a routed stream
+  size_t others = 0;  // to whom a rank passes on inside its host, at most
+  int64_t steps = 0;  // rounds of the longest way from a root
+  // To how many a rank passes on inside its host what it receives, in the mean
+  // of all streams.
+  double dealt = 0;
 };
 
-FlowLoad LoadOfFlows(const Module& module,
-                     const std::vector<int64_t>& staged_bytes,
-                     const std::vector<Stream>& streams) {
-  FlowLoad load;
-  std::vector<int64_t> received(static_cast<size_t>(module.world_size()), 0);
-  std::vector<int64_t> steps(received.size(), 0);
-  std::vector<int64_t> passed_on(received.size(), 0);
-  std::vector<size_t> others(received.size(), 0);
+NetworkLoad LoadOf(const Module& module,
+                   const std::vector<int64_t>& staged_bytes,
+                   const std::vector<Stream>& streams) {
+  NetworkLoad load;
+  const auto world = static_cast<size_t>(module.world_size());
+  std::vector<int64_t> sent(world, 0), received(world, 0);
+  std::vector<int64_t> steps(world, 0), passed_on(world, 0);
+  std::vector<size_t> others(world, 0);
+  double inside = 0;
+  double entered = 0;
   for (const Stream& stream : streams) {
-    if (!stream.is_routed) continue;
     int64_t bytes = 0;
     for (const PieceId id : stream.pieces) bytes += staged_bytes[IndexOf(id)];
+    const auto add = [&](Rank source, Rank receiver) {
+      entered += static_cast<double>(bytes);
+      load.busiest = std::max({load.busiest, sent[IndexOf(source)] += bytes,
+                               received[IndexOf(receiver)] += bytes});
+    };
+    if (stream.route == Route::kNetwork) add(stream.source, stream.receiver);
+    if (!stream.is_routed) continue;
+    load.routes = true;
     load.largest = std::max(load.largest, bytes);
-    if (stream.route == Route::kNetwork) {
-      received[IndexOf(stream.receiver)] += bytes;
-    }
     steps[IndexOf(stream.receiver)] = 0;
     for (const Relay& relay : stream.relays) {
       others[IndexOf(relay.sender)] = 0;
@@ -163,24 +148,29 @@ FlowLoad LoadOfFlows(const Module& module,
       if (module.RouteBetween(relay.sender, relay.receiver) !=
           Route::kNetwork) {
         load.others = std::max(load.others, ++others[IndexOf(relay.sender)]);
+        inside += static_cast<double>(bytes);
         continue;
       }
-      received[IndexOf(relay.receiver)] += bytes;
+      load.between_hosts = true;
+      add(relay.sender, relay.receiver);
       steps[IndexOf(relay.receiver)] =
           steps[IndexOf(relay.sender)] + ++passed_on[IndexOf(relay.sender)];
       load.steps = std::max(load.steps, steps[IndexOf(relay.receiver)]);
     }
   }
-  load.received = *std::max_element(received.begin(), received.end());
+  if (entered > 0) load.dealt = inside / entered;
   return load;
 }
-// Of a message, if `others` of a rank's host pass on to it what they receive:
-// its staging of a round holds what it sends, what it receives, and theirs.
-int64_t MessageBytesMost(const Limits& limits, int64_t others) {
-  return std::min(limits.bucket_bytes,
-                  limits.staging_bytes / (limits.slots + kHeldRounds) /
-                      (2 + others) / kStagingAlignmentBytes *
-                      kStagingAlignmentBytes);
+
+// How many bytes a rank receives over the network in a round, if it deals out
+// `dealt` times as many to others, and is dealt as many. Where hosts pass on to
+// hosts, it sends as many at the same time.
+int64_t RoomOf(const Module& module, const NetworkLoad& load, double dealt) {
+  const double held = (load.between_hosts ? 2 : 1) + dealt;
+  return static_cast<int64_t>(static_cast<double>(module.limits.staging_bytes /
+                                                  StagingTurns(module)) /
+                              held) /
+         kStagingAlignmentBytes * kStagingAlignmentBytes;
 }
 
 class MessageBuilder {
@@ -234,44 +224,36 @@ class MessageBuilder {
   void CheckCount(const std::vector<WaveStreams>& waves) const;
   void BuildDirect(int32_t wave, const std::vector<Stream>& streams);
   void BuildStaged(int32_t wave, const std::vector<Stream>& streams);
-  DealtLoad LoadOf(absl::Span<const std::vector<DealtStream>> waves) const;
-  // What the busiest rank's messages take in turns, those of its pairs alike.
-  // `others`: to how many each is dealt out, in the mean.
-  double SecondsInTurns(const std::vector<WaveStreams>& waves,
-                        int64_t bucket_bytes, double others) const;
-  int64_t HostBucketBytes(const std::vector<WaveStreams>& waves) const;
-  // Whether ranks pass on what they are sent by trees from staging.
-  bool HoldsFlows(const FlowLoad& load) const;
-  // The bytes of a message of a routed stream.
-  int64_t FlowBucketBytes(const FlowLoad& load, bool holds) const;
+  // Whether ranks pass on what is routed from staging.
+  bool Holds(const NetworkLoad& load) const;
+  // The bytes of a message between hosts, where anything is routed.
+  int64_t RoutedBucketBytes(const std::vector<Stream>& streams,
+                            const NetworkLoad& load, bool holds) const;
+  // A size of at most `most` that all streams are about a multiple of: a turn
+  // takes as long as its largest message. A round has `room` for a rank's, and
+  // no more of them than `starts`.
+  int64_t FittedBytes(const std::vector<Stream>& streams, int64_t most,
+                      int64_t room, double starts, double dealt) const;
+  // How many messages of this size the busiest rank sends or receives.
+  int64_t CountTurns(const std::vector<Stream>& streams,
+                     int64_t bucket_bytes) const;
+  // The same where hosts pass on to hosts: a rank sends one in a round.
+  int64_t TreeBucketBytes(const NetworkLoad& load, bool holds) const;
   // Messages along the tree of the stream.
   void BuildFlow(int32_t wave, const Stream& stream, int64_t bucket_bytes,
-                 bool holds);
+                 bool may_hold);
   // Those by which `rank` passes on, from its staging, what it was just sent.
   void SendHeld(int32_t wave, Rank rank, const Stream& stream,
                 const PackedPieces& packed);
-  bool RelaysBesideDealt(const std::vector<WaveStreams>& waves) const;
-  int64_t DealtBucketBytes() const;
-  int64_t LastDealtBytes() const;
-  void BuildDealt(int32_t wave);
   const PackedPieces& PackEvenly(const std::vector<PieceId>& pieces,
                                  int64_t bucket_bytes);
   // Into as many messages, of sizes that differ less.
   const PackedPieces& PackAlike(const std::vector<PieceId>& pieces,
                                 int64_t bucket_bytes);
-  // How many messages BuildDealt makes of all waves; `between_hosts` counts
-  // those alone.
-  int64_t CountDealt(int64_t network_bytes, bool between_hosts) const;
-
   const PassOptions& options_;
   Module& module_;
-  std::vector<int64_t> staged_bytes_;            // by piece
-  std::vector<std::vector<DealtStream>> dealt_;  // by wave
+  std::vector<int64_t> staged_bytes_;  // by piece
   int64_t network_bucket_bytes_ = 0;
-  int64_t dealt_bucket_bytes_ = 0;
-  int64_t last_dealt_bytes_ = 0;  // of the last wave
-  // Hosts relay little of what they are dealt: in messages of the same size.
-  bool relays_beside_dealt_ = false;
   // By size and pieces.
   absl::node_hash_map<PackKey, PackedPieces, PackKeyHash, PackKeyEqual> packed_;
   // By rank: the messages that bring it what the stream at hand moves. Those of
@@ -408,7 +390,7 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t busiest = *std::max_element(received.begin(), received.end());
   const double seconds =
       static_cast<double>(busiest) / module_.topology.BytesPerSecond(route);
-  const StagedRound round = StagedRoundOf(route, module_.limits);
+  const StagedRound round = StagedRoundOf(route);
   const int64_t per_round = round.relayed_messages;
   const int64_t rounds = std::llround(std::sqrt(
       static_cast<double>(turns) * seconds / round.StartSeconds(per_round)));
@@ -455,7 +437,7 @@ const PackedPieces& MessageBuilder::PackAlike(
     const std::vector<PieceId>& pieces, int64_t bucket_bytes) {
   const int64_t bytes = BytesOf(pieces);
   const int64_t count = (bytes + bucket_bytes - 1) / bucket_bytes;
-  // Of many, the last one may be small.
+  // The last one of many may be small.
   if (count > kAlikeMost) return Pack(pieces, bucket_bytes);
   return PackBy(pieces, bucket_bytes, [&] {
     // The less may be wasted, the more messages it may take.
@@ -470,245 +452,109 @@ const PackedPieces& MessageBuilder::PackAlike(
   });
 }
 
-DealtLoad MessageBuilder::LoadOf(
-    absl::Span<const std::vector<DealtStream>> waves) const {
-  DealtLoad load;
-  std::map<Rank, int64_t> received;  // by dealer
-  for (const std::vector<DealtStream>& streams : waves) {
-    for (const DealtStream& stream : streams) {
-      const int64_t bytes = BytesOf(stream.pieces);
-      load.largest = std::max(load.largest, bytes);
-      load.busiest =
-          std::max(load.busiest, received[stream.deal->dealer] += bytes);
-      load.received += static_cast<double>(bytes);
-      load.dealt +=
-          static_cast<double>(bytes) * static_cast<double>(stream.Others());
-    }
-  }
-  return load;
-}
-
-double MessageBuilder::SecondsInTurns(const std::vector<WaveStreams>& waves,
-                                      int64_t bucket_bytes,
-                                      double others) const {
-  std::array<std::vector<int64_t>, 2> counts;  // sent and received, by rank
-  for (auto& of : counts) of.resize(static_cast<size_t>(module_.world_size()));
-  int64_t turns = 1;
-  const auto add = [&](Rank source, Rank destination, int64_t bytes) {
-    const int64_t count = (bytes + bucket_bytes - 1) / bucket_bytes;
-    for (int64_t* of :
-         {&counts[0][IndexOf(source)], &counts[1][IndexOf(destination)]}) {
-      *of += count;
-      turns = std::max(turns, *of);
-    }
-  };
-  for (const std::vector<DealtStream>& streams : dealt_) {
-    for (const DealtStream& stream : streams) {
-      // In no turn: what is dealt to several.
-      if (stream.Others() > 1) continue;
-      add(stream.deal->source, stream.deal->dealer, BytesOf(stream.pieces));
-    }
-  }
-  for (const WaveStreams& of_wave : waves) {
-    for (const Stream& stream :
-         of_wave[static_cast<size_t>(Mechanism::kStaged)]) {
-      if (stream.route != Route::kNetwork) continue;
-      const int64_t bytes = BytesOf(stream.pieces);
-      add(stream.source, stream.receiver, bytes);
-      for (const Relay& relay : stream.relays) {
-        add(relay.sender, relay.receiver, bytes);
-      }
-    }
-  }
-  const Limits& limits = module_.limits;
-  const int64_t together = module_.DealtTurnsOfRound(
-      limits.staging_bytes / limits.slots / bucket_bytes, others);
-  const int64_t rounds = (turns + together - 1) / together;
-  return static_cast<double>(turns) * static_cast<double>(bucket_bytes) /
-             module_.topology.network_bytes_per_second +
-         static_cast<double>(rounds) * kStagedRoundSeconds;
-}
-
-bool MessageBuilder::RelaysBesideDealt(
-    const std::vector<WaveStreams>& waves) const {
-  if (!module_.limits.deals) return false;
-  double relayed = 0;
-  for (const WaveStreams& of_wave : waves) {
-    for (const Stream& stream :
-         of_wave[static_cast<size_t>(Mechanism::kStaged)]) {
-      if (stream.route != Route::kNetwork) continue;
-      relayed += static_cast<double>(BytesOf(stream.pieces)) *
-                 static_cast<double>(stream.relays.size());
-    }
-  }
-  return relayed < LoadOf(dealt_).received * kRelaysBeside;
-}
-
-// Of what whole hosts are dealt. A turn takes as long as its largest message,
-// so that a size is good which streams of all sizes fill.
-int64_t MessageBuilder::HostBucketBytes(
-    const std::vector<WaveStreams>& waves) const {
-  const DealtLoad load = LoadOf(dealt_);
-  const int64_t most = network_bucket_bytes_;
-  const int64_t count = (load.largest + most - 1) / most;
-  int64_t best = std::min(most, EvenBytes(load.largest, count));
-  // What is dealt to several is in no turn.
-  if (load.received == 0 || load.Others() > 1 || count > kAlikeMost) {
-    return best;
-  }
-  double least = std::numeric_limits<double>::infinity();
-  for (int64_t n = count; n <= count * kFinerMostOfHosts; ++n) {
-    const int64_t bytes =
-        std::min(most, EvenBytes(load.largest, n, kAlikeDivisor));
-    const double seconds = SecondsInTurns(waves, bytes, load.Others());
-    if (seconds >= least * kFinerGain) continue;
-    least = seconds;
-    best = bytes;
-  }
-  return best;
-}
-
-// Where a pair needs several messages all have as many, so that they are alike.
-// Of what receivers relay, one or two fit into a round of a rank, beside what
-// they are dealt meanwhile.
-int64_t MessageBuilder::DealtBucketBytes() const {
-  const DealtLoad load = LoadOf(dealt_);
-  int64_t most = network_bucket_bytes_;
-  if (load.received > 0) {
-    const Module::DealtRound round = module_.DealtRoundOf(load.Others());
-    most = std::clamp<int64_t>(
-        static_cast<int64_t>(round.bytes) / round.messages /
-            kStagingAlignmentBytes * kStagingAlignmentBytes,
-        std::min(kRelayedBytesMin, most),
-        round.messages > 1 ? most : module_.limits.bucket_bytes);
-  }
-  const int64_t count = (load.largest + most - 1) / most;
-  if (load.received == 0 || count > kAlikeMost) {
-    return std::min(most, EvenBytes(load.largest, count));
-  }
-  // More of them may fill rounds better.
-  const Module::DealtRound round = module_.DealtRoundOf(load.Others());
-  const Topology& topology = module_.topology;
-  double least = std::numeric_limits<double>::infinity();
-  int64_t best = most;
-  for (int64_t n = count; n <= count * kFinerMost; ++n) {
-    const int64_t bytes =
-        std::min(most, EvenBytes(load.largest, n, kAlikeDivisor));
-    const double together = std::clamp(
-        std::floor(round.bytes / static_cast<double>(bytes)), 1.0,
-        std::max(1.0, std::floor(module_.limits.operations_per_round /
-                                 (1 + 2 * load.Others()))));
-    const double of_round = together * static_cast<double>(bytes);
-    const double seconds = std::max(
-        of_round / topology.network_bytes_per_second + kStagedRoundSeconds,
-        load.Others() * (of_round / topology.peer_bytes_per_second +
-                         together * kDealtMessageSeconds));
-    if (seconds / of_round >= least * kFinerGain) continue;
-    least = seconds / of_round;
-    best = bytes;
-  }
-  return best;
-}
-
-// What came in the last round is dealt out alone, so that the last wave has
-// smaller messages: n of them for a rank take n rounds to start, and leave one
-// n-th of what is dealt out for the end. But none that take longer to deal out
-// than to receive.
-int64_t MessageBuilder::LastDealtBytes() const {
-  const DealtLoad load = LoadOf({&dealt_.back(), 1});
-  if (load.received == 0) return dealt_bucket_bytes_;
-  const Topology& topology = module_.topology;
-  const double others = load.Others();
-  const auto busiest = static_cast<double>(load.busiest);
-  const double rounds = std::sqrt(
-      others * busiest / topology.peer_bytes_per_second / kStagedRoundSeconds);
-  const double beside = 1 / topology.network_bytes_per_second -
-                        others / topology.peer_bytes_per_second;
-  if (rounds <= 1 || beside <= 0) return dealt_bucket_bytes_;
-  const double least =
-      (others * kDealtMessageSeconds - kStagedRoundSeconds) / beside;
-  return std::clamp<int64_t>(
-      static_cast<int64_t>(std::max(least, busiest / rounds)),
-      std::min(kRelayedBytesMin, dealt_bucket_bytes_), dealt_bucket_bytes_);
-}
-
-// The messages to a dealer, behind them those that deal them out, and then what
-// it relays after the network's rounds.
-void MessageBuilder::BuildDealt(int32_t wave) {
-  const int64_t bucket_bytes =
-      wave + 1 == module_.waves ? last_dealt_bytes_ : dealt_bucket_bytes_;
-  for (const DealtStream& stream : dealt_[static_cast<size_t>(wave)]) {
-    const PackedPieces& packed = PackAlike(stream.pieces, bucket_bytes);
-    const size_t count = packed.contents.size();
-    const size_t dealt = module_.messages.size();
-    for (size_t i = 0; i < count; ++i) {
-      module_.messages.push_back(
-          {.source = stream.deal->source,
-           .destination = stream.deal->dealer,
-           .route = Route::kNetwork,
-           .wave = wave,
-           .contents = packed.contents[i],
-           .size_bytes = packed.size_bytes[i],
-           .fed_by = {},
-           .dealt_by = {.begin = dealt + count + i * stream.Others(),
-                        .count = stream.Others()},
-           .is_unpacked = stream.IsForDealer()});
-    }
-    for (size_t i = 0; i < count; ++i) {
-      for (const Rank receiver : stream.deal->receivers) {
-        if (receiver == stream.deal->dealer) continue;
-        module_.messages.push_back({.source = stream.deal->dealer,
-                                    .destination = receiver,
-                                    .route = Route::kPeer,
-                                    .wave = wave,
-                                    .contents = packed.contents[i],
-                                    .size_bytes = packed.size_bytes[i],
-                                    .fed_by = {.begin = dealt + i, .count = 1},
-                                    .relayed_from = Route::kNetwork,
-                                    .is_held = true});
-      }
-    }
-    feeds_[IndexOf(stream.deal->dealer)] = {dealt, count};
-    for (const Relay& relay : module_.piece(stream.pieces.front()).relays) {
-      SendOn(relay, Pack(stream.pieces, kNoLimit),
-             {.wave = wave, .fed_by = {}, .relayed_from = Route::kNetwork});
-    }
-  }
-}
-
-int64_t MessageBuilder::CountDealt(int64_t network_bytes,
-                                   bool between_hosts) const {
-  int64_t messages = 0;
-  for (const std::vector<DealtStream>& streams : dealt_) {
-    for (const DealtStream& stream : streams) {
-      const int64_t buckets =
-          (BytesOf(stream.pieces) + network_bytes - 1) / network_bytes;
-      messages += between_hosts
-                      ? buckets
-                      : buckets * static_cast<int64_t>(1 + stream.Others());
-    }
-  }
-  return messages;
-}
-
-bool MessageBuilder::HoldsFlows(const FlowLoad& load) const {
-  const auto others = static_cast<int64_t>(load.others);
+bool MessageBuilder::Holds(const NetworkLoad& load) const {
+  // A rank that relays packs into staging that what it deals out would need.
+  if (!load.routes || module_.stats.levels_sources) return false;
   // A rank sends and receives a message, deals it out, and is dealt as many. A
   // message takes as long as its start, at least.
-  return module_.limits.deals_relays &&
-         2 + 2 * others <= module_.limits.operations_per_round &&
-         static_cast<double>(MessageBytesMost(module_.limits, others)) >=
+  return 2 + 2 * static_cast<int64_t>(load.others) <=
+             module_.limits.operations_per_round &&
+         static_cast<double>(std::min(module_.limits.bucket_bytes,
+                                      RoomOf(module_, load, load.dealt))) >=
              module_.topology.network_bytes_per_second * kStagedRoundSeconds;
 }
 
-int64_t MessageBuilder::FlowBucketBytes(const FlowLoad& load,
-                                        bool holds) const {
-  if (load.received == 0) return 0;
+int64_t MessageBuilder::RoutedBucketBytes(const std::vector<Stream>& streams,
+                                          const NetworkLoad& load,
+                                          bool holds) const {
+  if (load.between_hosts) return TreeBucketBytes(load, holds);
+  const Limits& limits = module_.limits;
   const Topology& topology = module_.topology;
-  const auto others = holds ? static_cast<int64_t>(load.others) : 0;
-  const int64_t most = MessageBytesMost(module_.limits, others);
+  const double dealt = holds ? load.dealt : 0;
+  int64_t room = RoomOf(module_, load, dealt);
+  // As many in a round as start beside the network, on NVLink, where each
+  // starts alone.
+  const auto bytes = static_cast<double>(room);
+  const double beside = bytes / topology.network_bytes_per_second +
+                        kStagedRoundSeconds -
+                        dealt * bytes / topology.peer_bytes_per_second;
+  const double starts = std::min(
+      dealt > 0 ? beside / (dealt * kDealtMessageSeconds) : kMessagesOfRound,
+      limits.operations_per_round / (1 + 2 * dealt));
+  const auto count =
+      static_cast<int64_t>(std::clamp(starts, 1.0, kMessagesOfRound));
+  if (limits.shape.sizes == RoundShape::Sizes::kEven) {
+    const auto busiest = static_cast<int64_t>(
+        static_cast<double>(load.busiest) * kSlackOfRounds);
+    room = std::min(room, busiest / (busiest / room + 1) + 1);
+  }
+  if (count == 1) {
+    // Those of a stream are alike.
+    const int64_t most = std::min(room, limits.bucket_bytes);
+    return std::min(most,
+                    EvenBytes(load.largest, (load.largest + most - 1) / most,
+                              kAlikeDivisor));
+  }
+  const int64_t most = std::min(room / count, limits.bucket_bytes);
+  const int64_t bytes_of_message =
+      limits.shape.sizes == RoundShape::Sizes::kFitted
+          ? FittedBytes(streams, most, room, starts, dealt)
+          : most;
+  return std::max(
+      bytes_of_message / kStagingAlignmentBytes * kStagingAlignmentBytes,
+      std::min(kRelayedBytesMin, limits.bucket_bytes));
+}
+
+int64_t MessageBuilder::FittedBytes(const std::vector<Stream>& streams,
+                                    int64_t most, int64_t room, double starts,
+                                    double dealt) const {
+  const Topology& topology = module_.topology;
+  int64_t best = most;
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t part = kPartsTried; part >= kPartsTried / 2; --part) {
+    const int64_t size = std::max<int64_t>(most * part / kPartsTried, 1);
+    const auto turns = static_cast<double>(CountTurns(streams, size));
+    const double together = std::clamp(
+        std::floor(static_cast<double>(room) / static_cast<double>(size)), 1.0,
+        std::max(1.0, std::floor(starts)));
+    const double of_round = together * static_cast<double>(size);
+    const double seconds =
+        turns / together *
+        std::max(
+            of_round / topology.network_bytes_per_second + kStagedRoundSeconds,
+            dealt * (of_round / topology.peer_bytes_per_second +
+                     together * kDealtMessageSeconds));
+    if (seconds >= least * kFinerGain) continue;
+    least = seconds;
+    best = size;
+  }
+  return best;
+}
+
+int64_t MessageBuilder::CountTurns(const std::vector<Stream>& streams,
+                                   int64_t bucket_bytes) const {
+  const auto world = static_cast<size_t>(module_.world_size());
+  std::vector<int64_t> sent(world, 0), received(world, 0);
+  int64_t most = 0;
+  for (const Stream& stream : streams) {
+    if (stream.route != Route::kNetwork) continue;
+    const int64_t count =
+        (BytesOf(stream.pieces) + bucket_bytes - 1) / bucket_bytes;
+    most = std::max({most, sent[IndexOf(stream.source)] += count,
+                     received[IndexOf(stream.receiver)] += count});
+  }
+  return most;
+}
+
+int64_t MessageBuilder::TreeBucketBytes(const NetworkLoad& load,
+                                        bool holds) const {
+  const Topology& topology = module_.topology;
+  const double others = holds ? load.dealt : 0;
+  const int64_t most =
+      std::min(module_.limits.bucket_bytes, RoomOf(module_, load, others));
   // A rank passes a message on one round after it came, to one rank after the
-  // other, and deals it out at last.
+  // other, and deals it out at last: n messages take n times their start, and
+  // larger ones leave more for the end, when sources are idle.
   const auto last = static_cast<double>(load.steps + 1);
   double least = std::numeric_limits<double>::infinity();
   int64_t best = most;
@@ -719,11 +565,10 @@ int64_t MessageBuilder::FlowBucketBytes(const FlowLoad& load,
         static_cast<double>(bytes) / topology.network_bytes_per_second +
         kStagedRoundSeconds;
     const double dealt =
-        static_cast<double>(others) *
-        (static_cast<double>(bytes) / topology.peer_bytes_per_second +
-         kDealtMessageSeconds);
+        others * (static_cast<double>(bytes) / topology.peer_bytes_per_second +
+                  kDealtMessageSeconds);
     const double rounds =
-        static_cast<double>(load.received) / static_cast<double>(bytes + 1);
+        static_cast<double>(load.busiest) / static_cast<double>(bytes + 1);
     const double seconds = (rounds + last) * std::max(network, dealt);
     if (seconds < least) {
       least = seconds;
@@ -763,14 +608,19 @@ void MessageBuilder::SendHeld(int32_t wave, Rank rank, const Stream& stream,
 }
 
 void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
-                               int64_t bucket_bytes, bool holds) {
+                               int64_t bucket_bytes, bool may_hold) {
+  // Who receives for others alone has it nowhere else.
+  const bool holds = may_hold || !stream.receiver_keeps;
   const Message relayed = {.wave = wave,
                            .fed_by = {},
                            .relayed_from = Route::kNetwork,
                            .is_routed = true};
   const PackedPieces& packed = PackAlike(stream.pieces, bucket_bytes);
   Send(stream.source, stream.receiver, packed,
-       {.wave = wave, .fed_by = {}, .is_routed = true});
+       {.wave = wave,
+        .fed_by = {},
+        .is_unpacked = stream.receiver_keeps,
+        .is_routed = true});
   if (holds) SendHeld(wave, stream.receiver, stream, packed);
   for (const Relay& relay : stream.relays) {
     const Route route = module_.RouteBetween(relay.sender, relay.receiver);
@@ -789,11 +639,16 @@ void MessageBuilder::BuildStaged(int32_t wave,
                                  const std::vector<Stream>& streams) {
   const int64_t peer_bytes =
       RelayedBucketBytes(streams, Route::kPeer, module_.limits);
-  const int64_t network_bytes =
+  const int64_t relayed_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, module_.limits);
-  const FlowLoad load = LoadOfFlows(module_, staged_bytes_, streams);
-  const bool holds = HoldsFlows(load);
-  const int64_t flow_bytes = FlowBucketBytes(load, holds);
+  const NetworkLoad load = LoadOf(module_, staged_bytes_, streams);
+  const bool holds = Holds(load);
+  int64_t network_bytes = network_bucket_bytes_;
+  int64_t routed_bytes = 0;
+  if (load.routes) {
+    routed_bytes = RoutedBucketBytes(streams, load, holds);
+    network_bytes = std::min(network_bytes, routed_bytes);
+  }
   std::vector<PieceId> pieces;  // of a pair, that share its buckets
   std::vector<size_t> relays;   // of these pieces, in Module::messages
   for (size_t begin = 0; begin < streams.size();) {
@@ -806,7 +661,7 @@ void MessageBuilder::BuildStaged(int32_t wave,
          ++begin) {
       const Stream& stream = streams[begin];
       if (stream.is_routed) {
-        BuildFlow(wave, stream, flow_bytes, holds);
+        BuildFlow(wave, stream, routed_bytes, holds);
         continue;
       }
       const Message relayed = {
@@ -816,11 +671,9 @@ void MessageBuilder::BuildStaged(int32_t wave,
         feeds_[IndexOf(receiver)] = {};  // not formed yet
         pieces.insert(pieces.end(), stream.pieces.begin(), stream.pieces.end());
       } else {
-        const PackedPieces& packed =
-            stream.route == Route::kPeer ? PackEvenly(stream.pieces, peer_bytes)
-            : relays_beside_dealt_
-                ? PackAlike(stream.pieces, dealt_bucket_bytes_)
-                : PackEvenly(stream.pieces, network_bytes);
+        const PackedPieces& packed = PackEvenly(
+            stream.pieces,
+            stream.route == Route::kPeer ? peer_bytes : relayed_bytes);
         Send(source, receiver, packed, {.wave = wave, .fed_by = {}});
         for (const Relay& relay : stream.relays) {
           if (!module_.IsStaged(relay)) continue;
@@ -838,8 +691,8 @@ void MessageBuilder::BuildStaged(int32_t wave,
     const bool network =
         module_.RouteBetween(source, receiver) == Route::kNetwork;
     Send(source, receiver,
-         PackEvenly(pieces, network ? network_bucket_bytes_
-                                    : module_.limits.bucket_bytes),
+         PackEvenly(pieces,
+                    network ? network_bytes : module_.limits.bucket_bytes),
          {.wave = wave, .fed_by = {}});
     for (const size_t relay : relays) {
       module_.messages[relay].fed_by = feeds_[IndexOf(receiver)];
@@ -853,7 +706,7 @@ int64_t MessageBuilder::NetworkBucketBytes(
   int64_t bytes = limits.bucket_bytes;
   if (!limits.fills_buckets) bytes = std::min(bytes, kNetworkBucketBytes);
   for (; bytes < limits.bucket_bytes; bytes *= 2) {
-    int64_t messages = CountDealt(bytes, /*between_hosts=*/true);
+    int64_t messages = 0;
     for (const WaveStreams& streams : waves) {
       messages += CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)],
                               limits, bytes);
@@ -867,7 +720,7 @@ int64_t MessageBuilder::CountStaged(const std::vector<Stream>& streams,
                                     const Limits& limits,
                                     int64_t network_bucket_bytes) const {
   const int64_t peer_bytes = RelayedBucketBytes(streams, Route::kPeer, limits);
-  const int64_t network_bytes =
+  const int64_t relayed_bytes =
       RelayedBucketBytes(streams, Route::kNetwork, limits);
   int64_t messages = 0;
   int64_t pair_bytes = 0;  // of what is not relayed in stages
@@ -876,7 +729,7 @@ int64_t MessageBuilder::CountStaged(const std::vector<Stream>& streams,
     const int64_t bytes = BytesOf(stream.pieces);
     if (IsRelayedInStages(stream)) {
       const int64_t bucket =
-          stream.route == Route::kPeer ? peer_bytes : network_bytes;
+          stream.route == Route::kPeer ? peer_bytes : relayed_bytes;
       const int64_t staged = std::count_if(
           stream.relays.begin(), stream.relays.end(),
           [&](const Relay& relay) { return module_.IsStaged(relay); });
@@ -902,7 +755,7 @@ void MessageBuilder::CheckCount(const std::vector<WaveStreams>& waves) const {
     limits.bucket_bytes = bucket_bytes;
     limits.staging_bytes =
         std::max(limits.staging_bytes, bucket_bytes * limits.slots);
-    int64_t messages = CountDealt(bucket_bytes, /*between_hosts=*/false);
+    int64_t messages = 0;
     for (const WaveStreams& streams : waves) {
       messages += CountStaged(streams[static_cast<size_t>(Mechanism::kStaged)],
                               limits, bucket_bytes);
@@ -935,7 +788,7 @@ void MessageBuilder::Build() {
   std::vector<WaveStreams> streams(static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
   // Of a pair of ranks: its pieces, ascending.
-  using RelaysOfWave = std::tuple<int32_t, bool, absl::Span<const Relay>>;
+  using RelaysOfWave = std::tuple<int32_t, bool, bool, absl::Span<const Relay>>;
   std::vector<std::pair<RelaysOfWave, std::vector<PieceId>>> by_relays;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
@@ -952,7 +805,8 @@ void MessageBuilder::Build() {
       const PieceId id = transfers[begin].piece;
       const Piece& piece = module_.piece(id);
       // As a rule all of a pair are alike.
-      const RelaysOfWave key(piece.wave, piece.is_routed, piece.relays);
+      const RelaysOfWave key(piece.wave, piece.is_routed, piece.root_keeps,
+                             piece.relays);
       if (by_relays.empty() || by_relays[last].first != key) {
         const auto place = std::lower_bound(
             by_relays.begin(), by_relays.end(), key,
@@ -968,7 +822,7 @@ void MessageBuilder::Build() {
     }
     const Route route = module_.RouteBetween(source, receiver);
     for (auto& [key, pieces] : by_relays) {
-      const auto& [wave, is_routed, relays] = key;
+      const auto& [wave, is_routed, keeps, relays] = key;
       const Mechanism mechanism =
           is_routed ? Mechanism::kStaged : module_.MechanismOf(route);
       streams[static_cast<size_t>(wave)][static_cast<size_t>(mechanism)]
@@ -977,33 +831,17 @@ void MessageBuilder::Build() {
                       .route = route,
                       .relays = relays,
                       .is_routed = is_routed,
+                      .receiver_keeps = keeps,
                       .pieces = std::move(pieces)});
-    }
-  }
-  dealt_.resize(static_cast<size_t>(module_.waves));
-  for (const Deal& deal : module_.deals) {
-    std::map<int32_t, std::vector<PieceId>> by_wave;
-    for (const PieceId id : deal.pieces) {
-      by_wave[module_.piece(id).wave].push_back(id);
-    }
-    for (auto& [wave, pieces] : by_wave) {
-      dealt_[static_cast<size_t>(wave)].push_back(
-          {.deal = &deal, .pieces = std::move(pieces)});
     }
   }
   CheckCount(streams);
   if (!options_.diagnostics.ok()) return;
   network_bucket_bytes_ = NetworkBucketBytes(streams);
-  relays_beside_dealt_ = RelaysBesideDealt(streams);
-  dealt_bucket_bytes_ =
-      module_.limits.deals ? HostBucketBytes(streams) : DealtBucketBytes();
-  last_dealt_bytes_ =
-      module_.limits.deals ? dealt_bucket_bytes_ : LastDealtBytes();
   for (int32_t wave = 0; wave < module_.waves; ++wave) {
     const auto& of_wave = streams[static_cast<size_t>(wave)];
     BuildDirect(wave, of_wave[static_cast<size_t>(Mechanism::kDirect)]);
     BuildStaged(wave, of_wave[static_cast<size_t>(Mechanism::kStaged)]);
-    BuildDealt(wave);
   }
 }
 

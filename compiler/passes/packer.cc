@@ -7,9 +7,9 @@
 namespace refit {
 
 int64_t Packer::Free() const {
-  return buckets_.empty()
-             ? 0
-             : bucket_bytes_ - AlignStaging(buckets_.back().size_bytes);
+  return buckets_.empty() ? 0
+                          : SizeOf(buckets_.size() - 1) -
+                                AlignStaging(buckets_.back().size_bytes);
 }
 
 void Packer::Place(PieceId piece, const Box& box, int64_t bytes) {
@@ -35,7 +35,8 @@ void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
   Box rest = box;
   while (!rest.Empty()) {
     const int64_t bytes = rest.Volume() * element_bytes;
-    if (bytes <= Free() || (bytes <= bucket_bytes_ && Free() <= waste_bytes_)) {
+    if (bytes <= Free() ||
+        (bytes <= SizeOf(buckets_.size()) && Free() <= waste_bytes_)) {
       Place(piece, rest, bytes);
       return;
     }
@@ -44,7 +45,8 @@ void Packer::Add(PieceId piece, const Box& box, int64_t element_bytes) {
     size_t dim = 0;
     while (rest.extent(dim) == 1) ++dim;
     const int64_t slab_bytes = bytes / rest.extent(dim);
-    const int64_t room = Free() <= waste_bytes_ ? bucket_bytes_ : Free();
+    const int64_t room =
+        Free() <= waste_bytes_ ? SizeOf(buckets_.size()) : Free();
     const int64_t slabs = room / slab_bytes;
     if (slabs == 0 && slab_bytes <= waste_bytes_) {
       // The slab is small and yet does not fit: a new bucket serves it better.

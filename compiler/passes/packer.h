@@ -26,13 +26,21 @@ class Packer {
   // closing the bucket early would waste more than this part of it.
   static constexpr int64_t kWasteDivisor = 32;
 
+  // Where a part of a flow ends may differ by this part of it.
+  static constexpr int64_t kUnevenPart = 256;
+
   // No bucket is larger than `bucket_bytes`, which has room for an element.
   // `pieces`: how many will come.
   Packer(int64_t bucket_bytes, int64_t waste_divisor, size_t pieces)
-      : bucket_bytes_(bucket_bytes),
+      : Packer(std::vector<int64_t>{bucket_bytes}, bucket_bytes / waste_divisor,
+               pieces) {}
+  // Buckets of these sizes at most, one after the other, and then more of the
+  // last. At least one size; a bucket is closed early if that wastes no more
+  // than `waste_bytes`.
+  Packer(std::vector<int64_t> sizes, int64_t waste_bytes, size_t pieces)
+      : sizes_(std::move(sizes)),
         // No element is cut.
-        waste_bytes_(
-            std::max(bucket_bytes / waste_divisor, kStagingAlignmentBytes)),
+        waste_bytes_(std::max(waste_bytes, kStagingAlignmentBytes)),
         pieces_(pieces) {}
 
   // Cuts `box` where a bucket ends, along its outermost dimension first.
@@ -42,8 +50,11 @@ class Packer {
  private:
   void Place(PieceId piece, const Box& box, int64_t bytes);
   int64_t Free() const;
+  int64_t SizeOf(size_t bucket) const {
+    return sizes_[std::min(bucket, sizes_.size() - 1)];
+  }
 
-  int64_t bucket_bytes_;
+  std::vector<int64_t> sizes_;
   int64_t waste_bytes_;
   size_t pieces_;
   std::vector<Bucket> buckets_;

@@ -78,23 +78,25 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module);
 // Ensures:  `stats.lower_bound_seconds`.
 absl::Status BoundTime(const PassOptions& options, Module& module);
 
-// Sends what ranks of several hosts want, and no source near them holds, once
-// to one of these hosts. From there it goes by trees to one rank of every other
-// host, and inside each host from that rank to the others. Only with
-// `limits.routes_flows`, and where sources would else send more than ranks
-// receive.
+// Decides the way of what ranks want and no source of their hosts holds. Where
+// sources would send more than ranks receive, it goes by trees from host to
+// host. Else each host is sent it once, by way of ranks that receive alike.
+// Receivers relay for sources that send more than others. Does nothing unless
+// `limits.relays`.
 //
 // Requires: intersect-layouts.
-// Ensures:  a piece that `is_routed` has one destination, the root of its tree,
-//           and `relays` to the others, each behind the one that feeds it.
+// Ensures:  a piece that `is_routed` has one destination, and `relays` to the
+//           others, each behind the one that feeds it. Receivers stay the same,
+//           but one that does not want the piece may pass it on (`root_keeps`).
+//           `stats.routes_flows`, `routes_between_hosts`, `levels_sources`;
+//           `limits.bucket_bytes` has room where hosts pass on to hosts.
 absl::Status RouteFlows(const PassOptions& options, Module& module);
 
-// Lets the receivers that want the same piece pass it on: each is sent a stripe
-// of it, which it relays to the others of its host, and to one of each other
-// host, which relays it to those of its own. Where that is faster, and nothing
-// casts on the way.
+// Lets receivers on a source's host that want the same piece pass it on: each
+// is sent a stripe of it, which it relays to the others there. Where that is
+// faster, and nothing casts on the way.
 //
-// Requires: intersect-layouts.
+// Requires: route-flows.
 // Ensures:  a piece with `relays` has one destination; receivers and what they
 //           receive stay the same.
 absl::Status FanOut(const PassOptions& options, Module& module);
@@ -108,26 +110,13 @@ absl::Status FanOut(const PassOptions& options, Module& module);
 //           exactly once, and are sorted by source, destination, piece.
 absl::Status ChooseSources(const PassOptions& options, Module& module);
 
-// Has whom a source of another host feeds deal out what it relays inside its
-// host, to all of its receivers there or to some, where that takes less time
-// than to relay after the network's rounds.
-// Or, with `limits.deals`, has each source send what several ranks of another
-// host want to one of them, which deals it out: the one on the source's rail,
-// unless that has more than its share.
-//
-// Requires: choose-sources.
-// Ensures:  `deals`; with `transfers` they feed every (piece, destination) and
-//           every relayed one exactly once. Where there are any, staging has
-//           room for a bucket more than `slots`.
-absl::Status DealOut(const PassOptions& options, Module& module);
-
 // Packs the transfers of a pair of ranks into messages of at most
 // `limits.bucket_bytes`, cutting boxes where they cross the limit.
 //
 // What is relayed is cut into the chunks of a pipeline: a relay passes on one
 // while it receives the next.
 //
-// Requires: deal.
+// Requires: choose-sources.
 // Ensures:  `messages` and their `contents`; every copy starts on a staging
 //           alignment boundary; a relay's message has the contents of messages
 //           that its sender receives in an earlier round.
@@ -138,7 +127,7 @@ absl::Status FormBuckets(const PassOptions& options, Module& module);
 //
 // Requires: form-buckets.
 // Ensures:  `rounds`; each message has its round and staging offsets, relays
-//           after what they pass on; rounds less than `limits.slots` apart
+//           after what they pass on; rounds less than `StagingTurns` apart
 //           share no staging of a rank. `message_order`; if `is_compact`,
 //           offsets follow it.
 absl::Status ScheduleRounds(const PassOptions& options, Module& module);

@@ -31,18 +31,16 @@ constexpr PassInfo kPipeline[] = {
      "cuts destination fragments where the set of holders changes",
      IntersectLayouts, PiecesText},
     {"bound-time", "finds the time that no plan beats", BoundTime, BoundText},
-    {"route-flows", "sends what several hosts want along trees", RouteFlows,
-     PiecesText},
     // Before sources are chosen: who of several receivers a source feeds
     // decides how much each source sends.
-    {"fan-out", "lets receivers that want the same relay to each other", FanOut,
+    {"route-flows", "sends each host once what its ranks want of other hosts",
+     RouteFlows, PiecesText},
+    {"fan-out", "lets receivers of a source's host relay to each other", FanOut,
      PiecesText},
     // Before buckets: which pair a piece belongs to decides what is packed
     // together.
     {"choose-sources", "picks the sender of every piece for every receiver",
      ChooseSources, TransfersText},
-    {"deal", "has one rank of a host receive for all, and deal it out", DealOut,
-     DealsText},
     {"form-buckets", "packs the transfers of a pair of ranks into messages",
      FormBuckets, MessagesText},
     {"schedule-rounds", "puts messages into rounds within every rank's limits",

@@ -29,8 +29,9 @@ struct WavePart {
 };
 
 // A wave may end this part of its bytes early or late, so that it ends between
-// two layers or experts.
-inline constexpr int64_t kUnevenPart = 64;
+// two layers or experts. Waves of ranks that differ by more would leave the
+// network idle: with 64, Qwen3-4B's fp8 examples took up to 1.3 % longer.
+inline constexpr int64_t kUnevenPart = 256;
 
 // Cuts the boxes, taken one after the other, into `waves` parts of nearly equal
 // bytes: along the outermost dimension that can be cut (layers, then experts,

@@ -17,10 +17,6 @@ namespace {
 // access does.
 constexpr int64_t kScratchAlignmentElements = 128;
 
-// Where hosts are dealt whole, a round has one message or few of each rank, and
-// takes as long as the largest. So waves of different ranks differ less there.
-constexpr int64_t kUnevenPartOfDealt = 256;
-
 const Quantization& QuantizationOf(const Module& module,
                                    const QuantizeItem& item) {
   return module.quantizations[static_cast<size_t>(item.quantization)];
@@ -284,8 +280,6 @@ QuantizeWork QuantizeWorkBuilder::Build(const std::vector<QuantizeItem>& items,
                                         int32_t waves) const {
   // A group is cut into the parts of the first wave, then those of the second:
   // so a wave, of all its ranks, is a run of whole layers but for its ends.
-  const int64_t uneven_part =
-      module_.limits.deals ? kUnevenPartOfDealt : kUnevenPart;
   std::vector<WavePart> cuts;
   for (const auto& [group, members] : GroupsOf(items)) {
     const QuantizedPart part = items[members.front()].part;
@@ -295,7 +289,7 @@ QuantizeWork QuantizeWorkBuilder::Build(const std::vector<QuantizeItem>& items,
                        .scheme = QuantizationOf(module_, items[member]).scheme,
                        .element_bytes = ElementBytes(items[member])});
     }
-    for (WavePart& cut : CutIntoWaves(boxes, waves * part.count, uneven_part)) {
+    for (WavePart& cut : CutIntoWaves(boxes, waves * part.count, kUnevenPart)) {
       if (cut.wave % part.count != part.number) continue;
       cut.wave /= part.count;
       cut.of = members[cut.of];

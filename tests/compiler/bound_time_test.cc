@@ -38,8 +38,7 @@ constexpr double kFastPeer = 100e9;
 TEST(BoundTimeTest, NetworkAndNvlinkWorkSideBySideWhereRanksDeal) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-                   "[0, 0, 0, 0, 1, 1, 1, 1]",
-                   R"(, "options": {"deal": "relays"})", kFastPeer),
+                   "[0, 0, 0, 0, 1, 1, 1, 1]", "", kFastPeer),
       kBytes / kNetwork / 4 + kStart);
 }
 
@@ -49,16 +48,8 @@ TEST(BoundTimeTest, NetworkAndNvlinkAddUpWhereNobodyDeals) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
                    "[0, 0, 0, 0, 1, 1, 1, 1]",
-                   R"(, "options": {"deal": "never"})"),
+                   R"(, "options": {"fan_out": "none"})"),
       (kBytes / kNetwork + kStart + 3 * kBytes / kPeer) / 4);
-}
-
-// By default the compiler may have them deal.
-TEST(BoundTimeTest, WhatTheCompilerMayDealIsBoundAsIfDealt) {
-  EXPECT_DOUBLE_EQ(
-      LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-                   "[0, 0, 0, 0, 1, 1, 1, 1]", "", kFastPeer),
-      kBytes / kNetwork / 4 + kStart);
 }
 
 // A rank passes on in a round what came in earlier ones. Whatever the rounds,
@@ -66,9 +57,9 @@ TEST(BoundTimeTest, WhatTheCompilerMayDealIsBoundAsIfDealt) {
 TEST(BoundTimeTest, NoStepsBeatTheBound) {
   const double each = kBytes / 4;
   for (const double peer : {0.2e9, 0.1e9, 0.05e9, 0.03e9}) {
-    const double bound = LowerBoundOf(
-        GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-        "[0, 0, 0, 0, 1, 1, 1, 1]", R"(, "options": {"deal": "relays"})", peer);
+    const double bound =
+        LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                     "[0, 0, 0, 0, 1, 1, 1, 1]", "", peer);
     const auto dealt = [&](double bytes) { return 20e-6 + 3 * bytes / peer; };
     double least = 1;
     // Each round has so much of the bytes of the one before.

@@ -471,23 +471,5 @@ TEST(JobWarningsTest, DeltasThatSendAPartWhateverChanged) {
   EXPECT_EQ(warnings(90), "");
 }
 
-TEST(JobWarningsTest, DealingWhereDeltasLeaveNothingToDeal) {
-  const auto warnings = [](const std::string& options) {
-    return WarningsOf(
-        kDense,
-        Sides("", "", OnHosts(8) + ",\n\"options\": {" + options + "}"));
-  };
-  EXPECT_EQ(
-      warnings(R"("delta": true, "deal": "relays")"),
-      "job.json:5:36: warning: options.deal \"relays\" has no effect: with "
-      "options.delta no rank relays, so that none deals; wanted "
-      "\"never\", or no delta");
-  for (const char* options :
-       {R"("delta": true, "deal": "auto")", R"("delta": true, "deal": "never")",
-        R"("deal": "relays")"}) {
-    EXPECT_EQ(warnings(options), "") << options;
-  }
-}
-
 }  // namespace
 }  // namespace refit

@@ -247,7 +247,7 @@ TEST(QuantizeWavesTest, ReceiversStoreToEachOtherAfterTheLastWave) {
                           const std::string& hosts) {
     return CompileMoe(
         source, R"("replicas": 2)",
-        absl::StrCat(R"("deal": "never", "scratch_bytes": )", scratch,
+        absl::StrCat(R"("operations_per_round": 3, "scratch_bytes": )", scratch,
                      R"(}, "topology": {"peer_gigabytes_per_second": 0.1,
                          "network_gigabytes_per_second": 0.01, "hosts": )",
                      hosts));

@@ -27,8 +27,7 @@ Module ModuleOf(int32_t sources, int32_t near, int32_t hosts, int32_t members) {
                    .slots = 2,
                    .operations_per_round = 32,
                    .relays = true,
-                   .routes_flows = true,
-                   .deals_relays = true};
+                   .shape = {}};
   module.topology.peer_bytes_per_second = 370e9;
   module.topology.network_bytes_per_second = 50e9;
   module.topology.host.assign(static_cast<size_t>(sources + near), 0);
@@ -121,7 +120,7 @@ TEST(RouteFlowsTest, TreesReachAllAndNobodySendsMoreThanItsShare) {
                  << " hosts of " << members);
     Module module = ModuleOf(sources, near, hosts, members);
     RouteModule(module);
-    if (!module.stats.routes_flows) continue;
+    if (!module.stats.routes_between_hosts) continue;
     const Traffic traffic = TrafficOf(module);
     const auto share = static_cast<double>(kBytes) / members;
     for (int32_t rank = sources; rank < module.world_size(); ++rank) {
@@ -176,16 +175,14 @@ TEST(RouteFlowsTest, SourcesThatAreNotTheLimitFeedAllThemselves) {
   for (const Piece& piece : module.pieces) EXPECT_TRUE(piece.relays.empty());
 }
 
-// What is not routed is cut into buckets, which have room in a round of
-// staging.
-TEST(RouteFlowsTest, StagingThatHasNoRoomForABucketIsLeftToOtherPlans) {
+// Whatever is not routed has room in a round of staging, too.
+TEST(RouteFlowsTest, BucketsAreNoLargerThanARoundOfStaging) {
   Module module = ModuleOf(1, 0, 4, 1);
   module.limits.slots = 3;
   RouteModule(module);
-  EXPECT_FALSE(module.stats.routes_flows);
-  module.limits.bucket_bytes /= 2;
-  RouteModule(module);
-  EXPECT_TRUE(module.stats.routes_flows);
+  EXPECT_TRUE(module.stats.routes_between_hosts);
+  EXPECT_LE(module.limits.bucket_bytes * (3 + kHeldRounds),
+            module.limits.staging_bytes);
 }
 
 TEST(RouteFlowsTest, WhatIsCastOnArrivalIsNotPassedOn) {
@@ -200,7 +197,7 @@ TEST(RouteFlowsTest, SourcesOfLittleFeedAllThemselves) {
   // So slow to start, beside its bytes, is a message here.
   module.topology.network_bytes_per_second = 50e12;
   RouteModule(module);
-  EXPECT_FALSE(module.stats.routes_flows);
+  EXPECT_FALSE(module.stats.routes_between_hosts);
 }
 
 }  // namespace

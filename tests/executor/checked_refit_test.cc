@@ -140,11 +140,6 @@ std::string DrawJob(Draw& draw) {
   } else if (draw.Chance(40) && !has_deltas) {
     options.push_back(R"("direct": "pull")");
   }
-  if (draw.Chance(40) && !has_deltas) {
-    options.push_back(
-        absl::StrFormat(R"("deal": "%s")",
-                        draw.Pick<std::string>({"always", "never", "relays"})));
-  }
   const int64_t sources = draw.Between(1, 4);
   const int64_t destinations = draw.Between(1, 4);
   std::string topology;

@@ -245,7 +245,8 @@ TEST_F(NcclRefitTest, HostsRelayWhatTheNetworkBrought) {
   ExpectRefits(plan);
 }
 
-// A relay packs what it has unpacked, in staging that it has used before.
+// A relay inside a host packs what it has unpacked, in staging that it has used
+// before; between hosts it passes on what lies there.
 TEST_F(NcclRefitTest, ReplicasRelayInStages) {
   for (const std::string_view topology : {"", R"("hosts": [0, 1, 2, 3, 4, 5],)",
                                           R"("hosts": [0, 1, 1, 2, 2, 2],)"}) {
@@ -253,8 +254,9 @@ TEST_F(NcclRefitTest, ReplicasRelayInStages) {
     fake_nccl_reset();
     const PlanFile plan = ReplicasPlan(
         5, topology,
-        R"({"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384})");
-    EXPECT_TRUE(plan.plan().required_features() & kFeatureStagedRelays);
+        R"({"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 65536})");
+    EXPECT_TRUE(plan.plan().required_features() &
+                (topology.empty() ? kFeatureStagedRelays : kFeatureDealing));
     fake_nccl_delay(2, 500);
     ExpectRefits(plan);
   }

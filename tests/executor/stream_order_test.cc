@@ -56,8 +56,10 @@ TEST(StreamOrderTest, StagedRelaysPackWhatWasUnpacked) {
       const PlanFile plan = ReplicasPlan(
           hosts, absl::StrFormat(R"("peer": "staged", "bucket_bytes": 4096,
                                     "slots": %d, "staging_bytes": %d)",
-                                 slots, 8192 * slots));
-      ASSERT_TRUE(plan.plan().required_features() & kFeatureStagedRelays);
+                                 slots, 32768 * slots));
+      ASSERT_NE(plan.plan().required_features() &
+                    (kFeatureStagedRelays | kFeatureDealing),
+                0u);
       ExpectRefits(plan);
     }
   }

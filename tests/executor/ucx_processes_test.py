@@ -112,7 +112,7 @@ def plans(test):
         "relays-between-hosts": changed(JOB, destination={"layout": "fsdp", "data_parallel": 2, "replicas": 3},
                                         topology={"gpus_per_host": 2}),
         "dealt": changed(JOB, destination={"layout": "fsdp", "data_parallel": 4}, topology={"gpus_per_host": 2},
-                         options={"deal": "always", "bucket_bytes": 65536}),
+                         options={"bucket_bytes": 65536}),
         "cast": changed(JOB, destination={"layout": "fsdp", "data_parallel": 3, "dtype": "fp32"}),
     }
     for name, job in jobs.items():

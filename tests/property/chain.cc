@@ -177,26 +177,6 @@ bool HoldsBetweenHosts(const PlanFile& plan) {
   return false;
 }
 
-bool DealsAPart(const PlanFile& plan) {
-  const fb::Body& body = plan.body();
-  for (int32_t rank = plan.source_ranks(); rank < plan.world_size(); ++rank) {
-    const fb::RankProgram& program =
-        *body.programs()->Get(static_cast<uint32_t>(rank));
-    std::set<const fb::Message*> dealt, stored;
-    const MessageVector& messages = plan.messages().Of(program);
-    for (uint32_t i = 0; i < messages.size(); ++i) {
-      const fb::Message& message = *messages.Get(i);
-      if (message.kind() != fb::MessageKind::kSend) continue;
-      (IsHeld(body, message) ? dealt : stored)
-          .insert(FedBy(plan.messages(), program, i));
-    }
-    for (const fb::Message* feed : stored) {
-      if (dealt.contains(feed)) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 int64_t ElementBytes(const std::string& dtype) {
@@ -236,7 +216,6 @@ std::string RunChain(const ChainCase& chain, ChainFacts& facts) {
       PlanFile::FromBytes(std::move(compiled.bytes));
   if (!plan.ok()) return absl::StrCat("PlanFile: ", plan.status().ToString());
   facts = {.features = RequiredFeatures(plan->body()),
-           .deals_a_part = DealsAPart(*plan),
            .holds_between_hosts = HoldsBetweenHosts(*plan)};
   const size_t ranks = chain.sources.size() + chain.destinations.size();
   if (plan->source_ranks() != static_cast<int32_t>(chain.sources.size()) ||

@@ -32,9 +32,7 @@ struct ChainCase {
 // plan, runs all its ranks and compares every destination byte. Returns "" or
 // what went wrong; `facts` are of the plan.
 struct ChainFacts {
-  uint64_t features = 0;  // that it requires
-  // A rank deals a part of what it relays, and stores the rest.
-  bool deals_a_part = false;
+  uint64_t features = 0;
   // A rank passes on to another host what it only holds in staging.
   bool holds_between_hosts = false;
 };

@@ -163,8 +163,7 @@ const SampleJob kJobs[] = {
   "tensors": [{"match": "*.w", "mesh": "m", "placements": ["Shard(1)"]},
               {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
  "topology": {"hosts": [0, 0, 1, 1, 1]},
- "options": {"deal": "always", "bucket_bytes": 4096,
-             "staging_bytes": 16384}})json",
+ "options": {"bucket_bytes": 4096, "staging_bytes": 16384}})json",
      ""},
     // Attention is quantized at the source, the MLP at the destination, in
     // several windows of both slots.

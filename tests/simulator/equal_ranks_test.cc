@@ -71,7 +71,7 @@ TEST(EqualRanks, EqualPartsAreSimulatedOnce) {
   EXPECT_EQ(PartsSimulated(plan, OptionsOf(Executor::kCpu)), 1u);
   for (const std::string options :
        {R"(, "peer": "staged")", R"(, "fan_out": "none")",
-        R"(, "deal": "always")", R"(, "slots": 3)"}) {
+        R"(, "slots": 3)"}) {
     EXPECT_EQ(PartsSimulated(ThreeParts(kHosts, "", options), {}), 1u)
         << options;
   }

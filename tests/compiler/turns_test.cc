@@ -1,5 +1,5 @@
-// The order in which receivers are sent what they deal out.
-#include "compiler/passes/dealt_turns.h"
+// The order in which ranks send each other messages.
+#include "compiler/passes/turns.h"
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ int32_t Degree(const Messages& messages) {
   return most;
 }
 
-TEST(DealtTurnsTest, NoRankHasTwoMessagesInATurn) {
+TEST(TurnsTest, NoRankHasTwoMessagesInATurn) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 300; ++trial) {
     const int ranks = 1 + static_cast<int>(random() % 12);
@@ -52,7 +52,7 @@ std::vector<int32_t> Rounds(int32_t turns, int32_t most,
 }
 
 // A round costs its start, so that as many turns share it as may.
-TEST(DealtTurnsTest, RoundsAreFullWhereOthersFollow) {
+TEST(TurnsTest, RoundsAreFullWhereOthersFollow) {
   EXPECT_EQ(Rounds(6, 3, {.network = 1e-3, .dealt = 1e-4}, /*ends=*/false),
             (std::vector<int32_t>{0, 0, 0, 1, 1, 1}));
   EXPECT_EQ(Rounds(2, 3, {.network = 1e-3, .dealt = 1e-4}, /*ends=*/false),
@@ -62,7 +62,7 @@ TEST(DealtTurnsTest, RoundsAreFullWhereOthersFollow) {
 
 // What comes in the last round is dealt out alone: one turn, if that takes
 // longer than a round takes to start.
-TEST(DealtTurnsTest, RoundsGetShorterTowardsTheEnd) {
+TEST(TurnsTest, RoundsGetShorterTowardsTheEnd) {
   EXPECT_EQ(Rounds(6, 3, {.network = 1e-3, .dealt = 4.5e-4}, /*ends=*/true),
             (std::vector<int32_t>{0, 0, 0, 1, 1, 2}));
   // Too little for another round.

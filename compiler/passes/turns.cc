@@ -1,4 +1,4 @@
-#include "compiler/passes/dealt_turns.h"
+#include "compiler/passes/turns.h"
 
 #include <algorithm>
 #include <array>

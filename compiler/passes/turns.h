@@ -1,6 +1,6 @@
 // In which round each message comes that its receiver deals out.
-#ifndef REFIT_COMPILER_PASSES_DEALT_TURNS_H_
-#define REFIT_COMPILER_PASSES_DEALT_TURNS_H_
+#ifndef REFIT_COMPILER_PASSES_TURNS_H_
+#define REFIT_COMPILER_PASSES_TURNS_H_
 
 #include <cstdint>
 #include <utility>
@@ -32,4 +32,4 @@ std::vector<int32_t> RoundsOfTurns(int32_t turns, int32_t most_together,
 
 }  // namespace refit
 
-#endif  // REFIT_COMPILER_PASSES_DEALT_TURNS_H_
+#endif  // REFIT_COMPILER_PASSES_TURNS_H_

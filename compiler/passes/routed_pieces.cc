@@ -1,0 +1,50 @@
+#include "compiler/passes/routed_pieces.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace refit {
+
+void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
+                       std::vector<Relay> relays,
+                       absl::Span<const Rank> sources) {
+  const Piece& whole = module_.piece(id);
+  Piece& part = parts_[IndexOf(id)].emplace_back(whole);
+  part.box = box;
+  part.root_keeps = std::binary_search(whole.destinations.begin(),
+                                       whole.destinations.end(), root);
+  part.destinations = {root};
+  part.relays = std::move(relays);
+  part.is_routed = true;
+  if (!sources.empty()) part.sources.assign(sources.begin(), sources.end());
+  ++count_;
+  routes_ = true;
+}
+
+void RoutedPieces::AddRelayed(PieceId id, Rank first,
+                              std::vector<Relay> relays) {
+  Feed(id, {&first, 1});
+  for (const Relay& relay : relays) Feed(id, {&relay.receiver, 1});
+  Piece& part = parts_[IndexOf(id)].emplace_back(module_.piece(id));
+  part.destinations = {first};
+  part.relays = std::move(relays);
+  ++count_;
+}
+
+void RoutedPieces::Finish() {
+  std::vector<Piece> pieces;
+  pieces.reserve(module_.pieces.size() + count_);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Piece& piece = module_.pieces[i];
+    std::vector<Rank>& fed = fed_[i];
+    std::sort(fed.begin(), fed.end());
+    std::erase_if(piece.destinations, [&](Rank receiver) {
+      return std::binary_search(fed.begin(), fed.end(), receiver);
+    });
+    if (!piece.destinations.empty()) pieces.push_back(std::move(piece));
+    for (Piece& part : parts_[i]) pieces.push_back(std::move(part));
+  }
+  module_.pieces = std::move(pieces);
+}
+
+}  // namespace refit

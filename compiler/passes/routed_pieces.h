@@ -1,0 +1,52 @@
+// The parts of pieces that are routed.
+#ifndef REFIT_COMPILER_PASSES_ROUTED_PIECES_H_
+#define REFIT_COMPILER_PASSES_ROUTED_PIECES_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "compiler/ir/module.h"
+
+namespace refit {
+
+// Not thread-safe.
+class RoutedPieces {
+ public:
+  // `module` must outlive it.
+  explicit RoutedPieces(Module& module)
+      : module_(module),
+        parts_(module.pieces.size()),
+        fed_(module.pieces.size()) {}
+
+  // `box` of a piece goes to `root` and from there along `relays`, which ends
+  // with this call. Without `sources`: from any that holds the piece.
+  void Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
+           absl::Span<const Rank> sources = {});
+
+  // The piece goes to `first`, which packs it again for each of `relays`.
+  void AddRelayed(PieceId id, Rank first, std::vector<Relay> relays);
+
+  // Parts of the piece feed these receivers.
+  void Feed(PieceId id, absl::Span<const Rank> receivers) {
+    std::vector<Rank>& fed = fed_[IndexOf(id)];
+    fed.insert(fed.end(), receivers.begin(), receivers.end());
+  }
+
+  bool empty() const { return count_ == 0; }
+  bool routes() const { return routes_; }  // anything but AddRelayed
+
+  // Puts the parts into the module, instead of what they feed.
+  void Finish();
+
+ private:
+  Module& module_;
+  std::vector<std::vector<Piece>> parts_;  // by piece
+  std::vector<std::vector<Rank>> fed_;     // by piece
+  size_t count_ = 0;
+  bool routes_ = false;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_PASSES_ROUTED_PIECES_H_
