@@ -35,6 +35,13 @@ def inline(plan: Plan) -> dict[str, str]:
     return {"base64": base64.b64encode(plan.to_bytes()).decode()}
 
 
+def told(plan: Any) -> Union[str, dict[str, Any]]:
+    """What workers, or a server by JSON, are told of a plan: its path, or the plan itself."""
+    if isinstance(plan, Plan):
+        return inline(plan)
+    return dict(plan) if isinstance(plan, Mapping) else os.fspath(plan)
+
+
 def load(plan: Any) -> Plan:
     """A plan, from its path or from what `inline` made of it."""
     if isinstance(plan, Plan):
@@ -95,21 +102,11 @@ def _mesh_of(name: str, parameter: Any) -> Optional[tuple[int, int]]:
                           f"{WRITE_A_JOB}")
 
 
-def vllm_destination(config: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """The destination of a job for a vLLM server, of its VllmConfig as /server_info has it."""
-    parallel, model = config["parallel_config"], config["model_config"]
-    if model.get("quantization") is not None:
-        raise InvalidArgument(f'the engine quantizes ({model["quantization"]}), and "auto" does not choose how: {WRITE_A_JOB}')
-    dtype = str(model["dtype"]).removeprefix("torch.")
-    side: dict[str, Any] = {"layout": "vllm", "version": ".".join(version.split(".")[:2]), "dtype": DTYPES.get(dtype, dtype)}
-    sizes = {key: int(parallel.get(f"{key}_size") or 1) for key in ("tensor_parallel", "pipeline_parallel", "data_parallel")}
-    side |= {key: size for key, size in sizes.items() if size > 1}
-    if parallel.get("enable_expert_parallel"):
-        side["expert_parallel"] = True
-        placement = parallel.get("expert_placement_strategy") or "linear"
-        if placement != "linear":
-            side["experts"] = {"placement": placement}
-    return side
+def destination_of(side: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The destination of a job, of an engine whose worker has the layout `side` and these `facts`."""
+    if facts.get("quantization") is not None:
+        raise InvalidArgument(f'the engine quantizes ({facts["quantization"]}), and "auto" does not choose how: {WRITE_A_JOB}')
+    return {**side, "dtype": DTYPES.get(facts["dtype"], facts["dtype"])}
 
 
 def made(given: Given, job: Callable[[], Mapping[str, Any]], save_to: Union[str, "os.PathLike[str]"]) -> Plan:

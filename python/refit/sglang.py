@@ -24,9 +24,9 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from typing import Any, Awaitable, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Coroutine, Mapping, NamedTuple, Optional, Sequence, Union
 
-from refit import contract, weight_memory, workers
+from refit import auto, contract, weight_memory, workers
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
 from refit.plan import Plan
@@ -34,7 +34,7 @@ from refit.rendezvous import from_unique_id
 from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked, deadline
 
 __all__ = [
-    "MOE_BACKENDS", "Place", "Server", "TOWERS", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "facts",
+    "MOE_BACKENDS", "Place", "Server", "TOWERS", "Worker", "WorkerError", "bind", "bind_async", "checked", "close", "close_async", "destination", "facts",
     "facts_async", "facts_of", "finish", "finish_async", "hooks_of", "init", "init_async", "place_of", "rank_in_plan", "refusal_before_bind", "refusal_of", "register", "tensors_of",
     "update", "update_async",
 ]
@@ -214,10 +214,15 @@ def refusal_of_table(planned: Mapping[int, Sequence[int]], held: Optional[Sequen
     return ""
 
 
-def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
+def side_of(facts: Mapping[str, Any], vision: bool = False) -> dict[str, Any]:
     """The destination of a job for this worker; with `vision` of one that moves the vision tower."""
-    return workers.job_side(workers.side_of("sglang", str(facts["sglang"]), facts, (
-        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS, vision), facts)
+    return workers.side_of("sglang", str(facts["sglang"]), facts, (
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "dp_attention", "expert_parallel", "dp_lm_head"), MOE_BACKENDS, vision)
+
+
+def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
+    """The same in words."""
+    return workers.job_side(side_of(facts, vision), facts)
 
 
 def refusal_before_bind(model: Any) -> str:
@@ -325,7 +330,7 @@ class Worker:
         place, engine = place_of(self._parallel), int(request.get("engine", 0))
         meeting = bytes.fromhex(request["meeting"])
         with workers.ending_the_meeting(meeting):
-            plan = Plan.load(request["plan"])
+            plan = auto.load(request["plan"])
         parameters, buffers = tensors_of(self._runner.model)
         rank = workers.place_in_plan(
             plan, lambda: rank_in_plan(plan, place, engine),
@@ -565,12 +570,9 @@ def _client(llm: Any) -> Any:
     return llm if isinstance(llm, Server) else _Engine(llm)
 
 
-def _run(llm: Any, work: Awaitable[Replies]) -> Replies:
+def _run(work: Coroutine[Any, Any, Any], llm: Any) -> Any:
     loop = getattr(llm, "loop", None)
-    if loop is not None:
-        replies: Replies = loop.run_until_complete(work)
-        return replies
-    return asyncio.run(work)  # type: ignore[arg-type]
+    return asyncio.run(work) if loop is None else loop.run_until_complete(work)
 
 
 async def _ask(client: Any, op: str, timeout: float, **fields: Any) -> Replies:
@@ -596,55 +598,39 @@ async def _send(client: Any, fields: Mapping[str, Any], timeout: float, version:
                           "SGLang's environment, and SGLANG_PLUGINS, where it is set, has to list it") from None
 
 
-def init(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], engine: int = 0, *,
-         check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
+async def init_async(llm: Any, plan: Any, meeting: Union[bytes, str], engine: int = 0, *, check_backends: bool = True,
+                     timeout: float = TIMEOUT_SECONDS) -> Replies:
     """Has the ranks of an engine join, while the trainers do, and returns what each says.
 
-    `llm`: an sglang.Engine, a Server, or a server's URL. `plan`: a path that its schedulers can read. `meeting`: the unique
+    `llm`: an sglang.Engine, a Server, or a server's URL. `plan`: a path that its schedulers can read, or a `Plan`. `meeting`: the unique
     id. `engine`: this engine's number among several. `check_backends`: refuse experts in a backend of another order than the
-    plan's. Each driver function has a twin, such as `init_async`, for use inside a running event loop.
+    plan's. Each driver function has a twin: `init` for callers without an event loop, `init_async` inside a running one.
     """
-    return _run(llm, init_async(llm, plan, meeting, engine, check_backends=check_backends, timeout=timeout))
-
-
-async def init_async(llm: Any, plan: Union[str, "os.PathLike[str]"], meeting: Union[bytes, str], engine: int = 0, *,
-                     check_backends: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
     async with workers.ending_the_meeting_async(meeting):
-        return await _ask(_client(llm), "init", timeout, plan=os.fspath(plan),
+        return await _ask(_client(llm), "init", timeout, plan=auto.told(plan),
                           meeting=meeting if isinstance(meeting, str) else meeting.hex(), engine=engine,
                           check_backends=check_backends)
 
 
-def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
     """Has them bind anew, while the trainers bind: whenever the memory of weights changed, as resume_memory_occupation does.
     After a refit that failed they connect first, which all ranks then must do."""
-    return _run(llm, bind_async(llm, timeout=timeout))
-
-
-async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
     return await _ask(_client(llm), "bind", timeout)
 
 
-def facts(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    """What each rank's SGLang chose, under "facts"."""
-    return _run(llm, facts_async(llm, timeout=timeout))
-
-
 async def facts_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+    """What each rank's SGLang chose, under "facts"."""
     return await _ask(_client(llm), "facts", timeout)
 
 
-def close(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    """Frees what the ranks hold. Close the trainers' executors alike."""
-    return _run(llm, close_async(llm, timeout=timeout))
-
-
 async def close_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> Replies:
+    """Frees what the ranks hold. Close the trainers' executors alike."""
     return await _ask(_client(llm), "close", timeout)
 
 
-def update(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract", flush_cache: bool = True,
-           resume: bool = True, check: bool = False, dense: bool = False, timeout: float = TIMEOUT_SECONDS) -> Replies:
+async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract",
+                       flush_cache: bool = True, resume: bool = True, check: bool = False, dense: bool = False,
+                       timeout: float = TIMEOUT_SECONDS) -> Replies:
     """One refit of an engine, while the trainers run theirs.
 
     `version` becomes the engine's weight version once all ranks have the new weights. `pause`: what becomes of requests under
@@ -652,16 +638,9 @@ def update(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "r
     "in_place" (they keep what the old weights cached; with `flush_cache=False` alone), or None if the engine is paused
     already. `flush_cache`: the caches hold what the old weights computed. `check`: ranks and trainers compare what they hold,
     as `Executor.run(check=True)` does; the trainers must give it too. `dense`: a refit of a plan with options.delta that
-    sends all, whatever the trainers ask for: after something else than a refit wrote the ranks' tensors. After an error the engine stays paused: its weights are
-    torn. If the error says that the caches were not flushed, they are in place: `finish` flushes again.
+    sends all, whatever the trainers ask for: after something else than a refit wrote the ranks' tensors. After an error the engine
+    stays paused: its weights are torn. If the error says that the caches were not flushed, they are in place: `finish` flushes again.
     """
-    return _run(llm, update_async(llm, version=version, pause=pause, flush_cache=flush_cache, resume=resume, check=check,
-                                  dense=dense, timeout=timeout))
-
-
-async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "retract",
-                       flush_cache: bool = True, resume: bool = True, check: bool = False, dense: bool = False,
-                       timeout: float = TIMEOUT_SECONDS) -> Replies:
     if pause not in (None, *PAUSES):
         raise InvalidArgument(f'pause is {pause!r}; wanted one of {", ".join(PAUSES)}, or None')
     if pause == "in_place" and flush_cache:
@@ -679,14 +658,10 @@ async def update_async(llm: Any, *, version: Optional[str] = None, pause: Option
     return replies
 
 
-def finish(llm: Any, *, version: Optional[str] = None, resume: bool = True, timeout: float = TIMEOUT_SECONDS) -> Replies:
-    """Ends an update whose weights are in place, but whose caches some scheduler did not flush: it flushes them on all, and
-    moves no weights. `version` is that of the update, `resume` and `timeout` as `update` has them."""
-    return _run(llm, finish_async(llm, version=version, resume=resume, timeout=timeout))
-
-
 async def finish_async(llm: Any, *, version: Optional[str] = None, resume: bool = True,
                        timeout: float = TIMEOUT_SECONDS) -> Replies:
+    """Ends an update whose weights are in place, but whose caches some scheduler did not flush: it flushes them on all, and
+    moves no weights. `version` is that of the update, `resume` and `timeout` as `update` has them."""
     return await _finish(_client(llm), version, True, resume, timeout)
 
 
@@ -696,3 +671,15 @@ async def _finish(client: Any, version: Optional[str], flush_cache: bool, resume
     if resume:
         await client.resume(deadline(timeout))
     return replies
+
+
+init, bind, update = (workers.twin_of(init_async, _run), workers.twin_of(bind_async, _run), workers.twin_of(update_async, _run))
+finish, facts, close = (workers.twin_of(finish_async, _run), workers.twin_of(facts_async, _run), workers.twin_of(close_async, _run))
+
+
+def destination(llm: Any) -> dict[str, Any]:
+    """The destination of a job for this engine, from what its ranks chose."""
+    found = facts(llm)[0]["facts"]
+    if found["expert_location"] != "trivial":
+        raise InvalidArgument(f'the engine places experts by a map, which "auto" does not read: {auto.WRITE_A_JOB}')
+    return auto.destination_of(side_of(found), found)

@@ -15,10 +15,9 @@ vLLM finds `register` by its plugin entry point. docs/integrations/vllm.md goes 
 """
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 from refit import auto, vllm_cores, vllm_driver, vllm_worker, weight_memory, workers
 from refit.check import Report
@@ -32,8 +31,8 @@ from refit.workers import Reply, WorkerError, checked
 
 __all__ = [
     "BACKEND", "DERIVED", "MOE_BACKENDS", "WorkerError", "WorkerExtension", "bind", "bind_async", "bind_worker", "checked", "close",
-    "close_async", "compare", "compare_async", "destination", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
-    "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_before_bind", "refusal_of", "register", "run_worker", "tensors_of", "towers_of", "update",
+    "close_async", "compare", "compare_async", "destination", "destination_of", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
+    "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_before_bind", "refusal_of", "register", "run_worker", "server_facts", "tensors_of", "towers_of", "update",
     "update_async",
 ]
 
@@ -439,84 +438,65 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
             return workers.reply_of(self._refit, self._refit_version, error)
 
 
-# The driver's side. Each function has a twin for the `AsyncLLM` of a running event loop.
+# The driver's side. Each function is for the `AsyncLLM` of a running event loop, and has a twin for an `LLM`, which blocks.
 
 
 def init(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
          timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read. Of several engines
-    `engine` is this one's number."""
-    with workers.ending_the_meeting(meeting), _needs_extension():
-        return checked(vllm_cores.call(llm, "refit_init", (plan, meeting, engine, check_backends, timeout), timeout=timeout))
+    """Has the workers of an `LLM` join, while the trainers do. `plan` is a path that the workers can read, or what
+    `refit.auto.inline` made of a plan. Of several engines `engine` is this one's number."""
+    with workers.ending_the_meeting(meeting):
+        return workers.at_once(_init(llm, plan, meeting, engine, check_backends, timeout))
 
 
 async def init_async(llm: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, *, check_backends: bool = True,
                      timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
     async with workers.ending_the_meeting_async(meeting):
-        with _needs_extension():
-            return checked(await vllm_cores.call_async(
-                llm, "refit_init", (plan, meeting, engine, check_backends, timeout, None, vllm_cores.engine_cores(llm)),
-                timeout=timeout))
+        return await _init(llm, plan, meeting, engine, check_backends, timeout)
 
 
-@contextlib.contextmanager
-def _needs_extension() -> Iterator[None]:
-    """vLLM says no more than that its worker has no such method."""
+async def _init(llm: Any, plan: Any, meeting: Meeting, engine: int, check_backends: bool, timeout: float) -> list[Reply]:
+    told = (plan, meeting, engine, check_backends, timeout, None, vllm_cores.engine_cores(llm))
     try:
-        yield
+        return checked(await vllm_cores.call(llm, "refit_init", told, timeout=timeout))
     except Exception as error:
-        if "refit_init'" not in str(error):
+        if "refit_init'" not in str(error):  # vLLM says no more than that its worker has no such method
             raise
         raise FailedPrecondition(f'{error}: start vLLM with worker_extension_cls="refit.vllm.WorkerExtension"') from error
 
 
-def bind(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    """Has them bind anew, while the trainers bind (and connect before, if the last refit failed)."""
-    return checked(vllm_cores.call(llm, "refit_bind", (timeout,), timeout=timeout))
-
-
 async def bind_async(llm: Any, *, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    return checked(await vllm_cores.call_async(llm, "refit_bind", (timeout,), timeout=timeout))
+    """Has them bind anew, while the trainers bind (and connect before, if the last refit failed)."""
+    return checked(await vllm_cores.call(llm, "refit_bind", (timeout,), timeout=timeout))
 
 
-def update(llm: Any, *, version: Optional[str] = None, reset_caches: bool = True, check: bool = False,
-           dense: bool = False, timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    """One refit of the engine behind an `LLM`, while the trainers run theirs. No request may be under way.
+async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep", reset_caches: bool = True,
+                       resume: bool = True, check: bool = False, dense: bool = False,
+                       timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
+    """One refit of an engine, while the trainers run theirs.
+
+    `pause`: what becomes of an `AsyncLLM`'s requests under way ("abort", "wait", "keep"; vLLM's pause_generation), None if the engine is
+    paused already. After an error it stays paused: its weights are torn. No request of an `LLM` may be under way.
 
     `version` becomes the engine's weight version, in releases that have one. `reset_caches`: the prefix cache and the
     encoder cache hold what the old weights computed. `check`: workers and trainers compare what they hold, as
     `Executor.run(check=True)` does; the trainers must give it too. `dense`: a refit of a plan with options.delta that sends
     all, whatever the trainers ask for: after something else than a refit wrote the workers' tensors.
     """
-    replies = checked(vllm_cores.call(llm, "refit_update", (version, timeout, check, dense), timeout=timeout))
-    engine = llm.llm_engine
+    pauses = pause is not None and hasattr(llm, "pause_generation")
+    if pauses:
+        await vllm_cores.within(timeout, llm.pause_generation(mode=pause, clear_cache=False))
+    replies = checked(await vllm_cores.call(llm, "refit_update", (version, timeout, check, dense), timeout=timeout))
+    engine = getattr(llm, "llm_engine", llm)  # an `LLM` has one that has the rest
     if reset_caches:
         if _caches_prefixes(engine):
-            _check_reset(llm.reset_prefix_cache(**_running_too(llm)), replies)
+            _check_reset(await vllm_cores.reset_prefix_cache(llm, **_running_too(llm)), replies)
         if hasattr(engine, "reset_encoder_cache"):
-            engine.reset_encoder_cache()
-    if version is not None and hasattr(engine, "set_weight_version"):
-        engine.set_weight_version(version)
-    workers.log_update("vLLM", version, replies)
-    return replies
-
-
-async def update_async(llm: Any, *, version: Optional[str] = None, pause: Optional[str] = "keep", reset_caches: bool = True,
-                       resume: bool = True, check: bool = False, dense: bool = False,
-                       timeout: float = TIMEOUT_SECONDS) -> list[Reply]:
-    """The same of an `AsyncLLM`. `pause`: what becomes of requests under way ("abort", "wait", "keep"; vLLM's
-    pause_generation), None if the engine is paused already. After an error the engine stays paused: its weights are
-    torn."""
-    if pause is not None:
-        await vllm_cores.within(timeout, llm.pause_generation(mode=pause, clear_cache=False))
-    replies = checked(await vllm_cores.call_async(llm, "refit_update", (version, timeout, check, dense), timeout=timeout))
-    if reset_caches:
-        _check_reset(await vllm_cores.reset_prefix_cache(llm, **_running_too(llm)), replies)
-        if hasattr(llm, "reset_encoder_cache"):
-            await vllm_cores.within(timeout, llm.reset_encoder_cache())
-    if version is not None and hasattr(llm, "update_weight_version"):
-        await vllm_cores.within(timeout, llm.update_weight_version(version))
-    if resume and pause is not None:
+            await vllm_cores.within(timeout, engine.reset_encoder_cache())
+    set_version = getattr(engine, "update_weight_version", None) or getattr(engine, "set_weight_version", None)
+    if version is not None and set_version is not None:
+        await vllm_cores.within(timeout, set_version(version))
+    if resume and pauses:
         await vllm_cores.within(timeout, llm.resume_generation())
     workers.log_update("vLLM", version, replies)
     return replies
@@ -540,47 +520,49 @@ def _check_reset(done: Optional[bool], replies: Sequence[Reply]) -> None:
                           "it. The workers have the new weights; end the requests and update again", replies)
 
 
-def compare(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
-            timeout: float = TIMEOUT_SECONDS) -> list[Report]:
+async def compare_async(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
+                        timeout: float = TIMEOUT_SECONDS) -> list[Report]:
     """`refit.check` on each worker, while the trainers run their refit: what each holds, against the checkpoint in a directory
     that the workers can read. The trainers must hold that checkpoint. No request may be under way.
 
     `refit=False` compares what the last refit left; then the trainers do nothing.
     """
-    return _reports(vllm_cores.call(llm, "refit_check", (str(reference), perturb, refit, timeout),
-                                    timeout=max(timeout, TIMEOUT_SECONDS)))  # it also reads the checkpoint
-
-
-async def compare_async(llm: Any, reference: str, *, perturb: bool = True, refit: bool = True,
-                        timeout: float = TIMEOUT_SECONDS) -> list[Report]:
-    return _reports(await vllm_cores.call_async(llm, "refit_check", (str(reference), perturb, refit, timeout),
-                                                timeout=max(timeout, TIMEOUT_SECONDS)))  # it also reads the checkpoint
-
-
-def _reports(replies: Sequence[Mapping[str, Any]]) -> list[Report]:
+    replies = await vllm_cores.call(llm, "refit_check", (str(reference), perturb, refit, timeout),
+                                    timeout=max(timeout, TIMEOUT_SECONDS))  # it also reads the checkpoint
     return [Report.from_dict(reply["report"]) for reply in checked(replies)]
 
 
-def facts(llm: Any) -> list[dict[str, Any]]:
-    """What each worker's vLLM chose (`facts_of`)."""
-    return vllm_cores.call(llm, "refit_facts")
-
-
 async def facts_async(llm: Any) -> list[dict[str, Any]]:
-    return await vllm_cores.call_async(llm, "refit_facts")
+    """What each worker's vLLM chose (`facts_of`)."""
+    return await vllm_cores.call(llm, "refit_facts")
+
+
+async def close_async(llm: Any) -> list[Reply]:
+    """Frees what the workers hold. Close the trainers' executors alike."""
+    return checked(await vllm_cores.call(llm, "refit_close"))
+
+
+bind, update, compare = workers.twin_of(bind_async), workers.twin_of(update_async), workers.twin_of(compare_async)
+facts, close = workers.twin_of(facts_async), workers.twin_of(close_async)
 
 
 def destination(llm: Any) -> dict[str, Any]:
     """The destination of a job for this engine, from what its workers chose."""
-    found = facts(llm)[0]
-    side = {**side_of(found), "dtype": auto.DTYPES.get(found["dtype"], found["dtype"])}
-    return side | ({"experts": {"placement": "round_robin"}} if found["expert_placements"] == ["round_robin"] else {})
+    return destination_of(facts(llm)[0])
 
 
-def close(llm: Any) -> list[Reply]:
-    """Frees what the workers hold. Close the trainers' executors alike."""
-    return checked(vllm_cores.call(llm, "refit_close"))
+def destination_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of `facts_of` a worker, or of what a server tells (`server_facts`)."""
+    experts = {"experts": {"placement": "round_robin"}} if facts["expert_placements"] == ["round_robin"] else {}
+    return auto.destination_of(side_of(facts), facts) | experts
 
 
-async def close_async(llm: Any) -> list[Reply]:
-    return checked(await vllm_cores.call_async(llm, "refit_close"))
+def server_facts(config: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """What a vLLM server tells of its VllmConfig in /server_info. It does not tell the backend of the experts, nor where they stand: the
+    placement is the one that the server was asked for."""
+    parallel, model = config["parallel_config"], config["model_config"]
+    spreads = bool(parallel.get("enable_expert_parallel"))
+    return {"vllm": version, "expert_parallel": spreads, "moe_backends": [], "dtype": str(model["dtype"]).removeprefix("torch."),
+            "quantization": model.get("quantization"),
+            "expert_placements": [parallel.get("expert_placement_strategy") or "linear"] if spreads else [],
+            **{key: int(parallel.get(f"{key}_size") or 1) for key in ("tensor_parallel", "pipeline_parallel", "data_parallel")}}

@@ -12,8 +12,8 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
-from refit import auto
 from refit.executor import TIMEOUT_SECONDS
+from refit.vllm import destination_of, server_facts
 from refit.workers import GRACE_SECONDS, WorkerError, checked, deadline
 
 # How long the end of an update that failed is waited for: the engine may hang, or its part may need the caller.
@@ -55,7 +55,8 @@ class HTTPClient:
 
     def destination(self) -> dict[str, Any]:
         """The destination of a job for this server's engine."""
-        return auto.vllm_destination(self._get("/server_info?config_format=json")["vllm_config"], str(self._get("/version")["version"]))
+        config, version = self._get("/server_info?config_format=json")["vllm_config"], self._get("/version")["version"]
+        return destination_of(server_facts(config, str(version)))
 
     def abandon_weight_update(self) -> None:
         """Ends an update that failed. Its caches are left to the next one."""

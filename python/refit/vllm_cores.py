@@ -6,6 +6,7 @@ say would be lost.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -20,26 +21,20 @@ def engine_cores(llm: Any) -> Optional[int]:
     return None if parallel is None else parallel.data_parallel_size
 
 
-def call(llm: Any, method: str, args: Sequence[Any] = (), *, timeout: float = 0) -> list[Any]:
-    """What each worker of an `LLM` answers. `timeout`: of each step that the workers take. One that does not answer, as vLLM leaves a
-    worker that was killed, fails the call."""
+async def call(llm: Any, method: str, args: Sequence[Any] = (), *, timeout: float = 0) -> list[Any]:
+    """What each worker of an `LLM` or `AsyncLLM` answers: those of all its engine cores, in the cores' order. `timeout`: of each step that
+    the workers take. One that does not answer, as vLLM leaves a worker that was killed, fails the call."""
     limit = _limit(timeout)
-    return _counted(list(llm.collective_rpc(method, timeout=limit, args=tuple(args))), llm, 1)
-
-
-async def call_async(llm: Any, method: str, args: Sequence[Any] = (), *, timeout: float = 0) -> list[Any]:
-    """What each worker of an `AsyncLLM` answers: those of all its engine cores, in the cores' order."""
-    limit = _limit(timeout)
-    cores = _cores_of(llm)
-    if len(cores) < 2:
-        answers = [await _within(limit, llm.collective_rpc(method, timeout=limit, args=tuple(args)))]
+    if len(_cores_of(llm)) < 2:
+        asked = llm.collective_rpc(method, timeout=limit, args=tuple(args))
+        answers = [await _within(limit, asked) if inspect.isawaitable(asked) else asked]
     else:
         answers = await utility_of_all(llm, "collective_rpc", method, limit, tuple(args), None, limit=limit)
     return _counted([reply for replies in answers for reply in replies], llm, len(answers))
 
 
 async def reset_prefix_cache(llm: Any, **options: bool) -> Optional[bool]:
-    """As `AsyncLLM.reset_prefix_cache`, which older releases answer for the first core alone. None: a release that does not tell."""
+    """As the engine's own, which older releases answer for the first core alone. None: a release that does not tell."""
     if len(_cores_of(llm)) < 2:
         done: Optional[bool] = await within(0, llm.reset_prefix_cache(**options))
         return done
@@ -91,8 +86,9 @@ def _limit(timeout: float) -> Optional[float]:
 
 
 async def within(timeout: float, answer: Any) -> Any:
-    """What a method of an `AsyncLLM` itself answers, waited for no longer than workers are that have `timeout` for each step."""
-    return await _within(_limit(timeout), answer)
+    """What a method of an engine itself answers, at once or, waited for no longer than workers are that have `timeout` for each step,
+    when it is awaited."""
+    return await _within(_limit(timeout), answer) if inspect.isawaitable(answer) else answer
 
 
 async def _within(limit: Optional[float], answer: Any) -> Any:

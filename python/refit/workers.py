@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional, ParamSpec, TypeVar
 
 from refit import lora, metrics, rendezvous
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
@@ -38,6 +39,37 @@ class WorkerError(Error):
     def __init__(self, message: str, replies: Sequence[Mapping[str, Any]] = ()):
         super().__init__(message)
         self.replies = list(replies)
+
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+def twin_of(driver: Callable[_Given, Coroutine[Any, Any, _Found]],
+            run: Callable[[Coroutine[Any, Any, Any], Any], Any] = lambda work, _: at_once(work)) -> Callable[_Given, _Found]:
+    """A driver of an engine, named `…_async`, for callers without an event loop. `run` is given its coroutine and the engine."""
+    @functools.wraps(driver)
+    def twin(*args: _Given.args, **named: _Given.kwargs) -> _Found:
+        found: _Found = run(driver(*args, **named), args[0] if args else named["llm"])
+        return found
+
+    twin.__name__ = twin.__qualname__ = driver.__name__.removesuffix("_async")
+    return twin
+
+
+def at_once(work: Coroutine[Any, Any, _Found]) -> _Found:
+    """What a coroutine returns that waits for nothing: the calls of its engine block. Unlike asyncio.run this works inside a loop, as
+    that of a notebook."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        found: _Found = end.value
+        return found
+    except RuntimeError as error:
+        if "no running event loop" not in str(error):
+            raise
+    work.close()
+    raise InvalidArgument("this engine's calls are awaited: call the function's twin for a running event loop, named …_async")
 
 
 def checked(replies: Sequence[Mapping[str, Any]], error: str = "") -> list[Reply]:

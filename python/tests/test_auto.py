@@ -65,17 +65,20 @@ def test_a_class_of_transformers_5_has_its_own_names(monkeypatch):
 
 
 def test_a_servers_configuration_is_the_destination():
+    def destination(config):
+        return refit.vllm.destination_of(refit.vllm.server_facts(config, "0.32.0"))
+
     parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 2, "enable_expert_parallel": True}
     config = {"parallel_config": parallel, "model_config": {"dtype": "torch.bfloat16", "quantization": None}}
-    assert auto.vllm_destination(config, "0.32.0") == {"layout": "vllm", "version": "0.32", "dtype": "bf16", "tensor_parallel": 2,
+    assert destination(config) == {"layout": "vllm", "version": "0.32", "dtype": "bf16", "tensor_parallel": 2,
                                                        "data_parallel": 2, "expert_parallel": True}
     parallel["expert_placement_strategy"] = "linear"
-    assert "experts" not in auto.vllm_destination(config, "0.32.0")
+    assert "experts" not in destination(config)
     parallel["expert_placement_strategy"] = "round_robin"
-    assert auto.vllm_destination(config, "0.32.0")["experts"] == {"placement": "round_robin"}
+    assert destination(config)["experts"] == {"placement": "round_robin"}
     config["model_config"]["quantization"] = "fp8"
     with pytest.raises(refit.InvalidArgument, match="the engine quantizes"):
-        auto.vllm_destination(config, "0.32.0")
+        destination(config)
 
 
 def test_a_plan_travels_as_json():

@@ -563,6 +563,21 @@ def test_every_driver_function_has_a_twin_for_a_running_event_loop(monkeypatch):
     assert client.calls[0][0]["engine"] == 1
 
 
+def test_an_engine_tells_the_destination_of_a_job(monkeypatch):
+    found = {**FACTS, "sglang": "0.5.19", "tensor_parallel": 2, "dp_attention": 1, "expert_parallel": 1, "dp_lm_head": False,
+             "dtype": "bfloat16", "quantization": None, "moe_backends": [], "expert_location": "trivial"}
+    monkeypatch.setattr(refit.sglang, "facts", lambda llm: [{**REPLY, "facts": found}])
+    assert refit.sglang.destination("") == {"layout": "sglang", "version": "0.5.19", "tensor_parallel": 2, "dtype": "bf16"}
+    for wrong, wanted in (({"quantization": "fp8"}, "the engine quantizes"), ({"expert_location": "a map"}, "places experts by a map")):
+        monkeypatch.setattr(refit.sglang, "facts", lambda llm, wrong=wrong: [{**REPLY, "facts": {**found, **wrong}}])
+        with pytest.raises(refit.InvalidArgument, match=f"{wanted}.*write a job"):
+            refit.sglang.destination("")
+
+
+def test_a_twin_for_no_event_loop_has_the_drivers_words():
+    assert refit.sglang.update.__name__ == "update" and refit.sglang.update.__doc__ == refit.sglang.update_async.__doc__
+
+
 def test_what_is_no_engine_is_refused():
     with pytest.raises(refit.InvalidArgument, match="llm is a int; wanted an sglang.Engine, a refit.sglang.Server or a"):
         refit.sglang.facts(7)

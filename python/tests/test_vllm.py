@@ -742,6 +742,13 @@ def test_every_driver_function_has_a_twin_for_a_running_event_loop(trainer_and_w
             await refit.vllm.init_async(llm, "none.refit", "00")
 
     asyncio.run(drive())
+    with pytest.raises(refit.InvalidArgument, match="this engine's calls are awaited: .* named …_async"):
+        refit.vllm.facts(types.SimpleNamespace(collective_rpc=lambda *_, **__: asyncio.sleep(1)))
+
+    async def inside_a_loop():  # as in a notebook
+        return refit.vllm.facts(Llm(worker))
+
+    assert asyncio.run(inside_a_loop())[0]["vllm"] == "0.32.0"
     # No call waits for ever, nor for less than the workers may take.
     assert llm.limits == [180, 180, 1920, 120, 120, 1920]
 
