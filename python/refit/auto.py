@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import pathlib
 import sys
@@ -109,11 +110,24 @@ def destination_of(side: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     return {**side, "dtype": DTYPES.get(facts["dtype"], facts["dtype"])}
 
 
-def made(given: Given, job: Callable[[], Mapping[str, Any]], save_to: Union[str, "os.PathLike[str]"]) -> Plan:
-    """The plan of a job that was given, or of the one that `job` makes for "auto", which is shown and saved."""
+def job_of(sides: Mapping[str, Any], workers: int) -> dict[str, Any]:
+    """The job of a model, a source and one engine's destination, of which the `workers` make several."""
+    if missing := [key for key in ("model", "source", "destination") if key not in sides]:
+        raise InvalidArgument(f'plan="auto": no rank knows the {" and the ".join(missing)}: {WRITE_A_JOB}')
+    engine = math.prod(sides["destination"].get(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "data"))
+    if workers % engine:
+        raise InvalidArgument(f"engines of {engine} workers each have {workers} workers together: {WRITE_A_JOB}")
+    return {**sides, "destination": sides["destination"] | ({"replicas": workers // engine} if workers > engine else {})}
+
+
+def made(given: Given, job: Callable[[], Mapping[str, Any]], save_to: Optional[Union[str, "os.PathLike[str]"]]) -> Plan:
+    """The plan of a job that was given, or of the one that `job` makes for "auto", which is shown and saved; if `save_to` is None another
+    rank does so."""
     if isinstance(given, Mapping):
         return compile(given)
     found = dict(job())
+    if save_to is None:
+        return compile(found)
     folder = pathlib.Path(save_to)
     folder.mkdir(parents=True, exist_ok=True)
     model = found["model"]

@@ -85,10 +85,12 @@ class Executor:
 
     `snapshot_on_host`: with a plan that compares with a snapshot (options.delta), a GPU's snapshot lies in pinned memory
     of the host, not in the GPU's. Ranks may differ. docs/delta.md says what it costs.
+
+    `counts`: an earlier executor's, whose counts `metrics` continues.
     """
 
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
-                 rendezvous: Optional[Rendezvous] = None, snapshot_on_host: bool = False):
+                 rendezvous: Optional[Rendezvous] = None, snapshot_on_host: bool = False, counts: Optional[dict[str, float]] = None):
         _check_plan(plan)
         _check_flag("snapshot_on_host", snapshot_on_host)
         ordinal = _cuda_ordinal(device)
@@ -105,7 +107,7 @@ class Executor:
         self._changes: Mapping[str, Any] = {}  # the bitmaps, which are kept alive
         self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
         self._hook_error: Optional[BaseException] = None
-        self._meter = metrics.Meter(rank)
+        self._meter = metrics.Meter(rank, rank < plan.source_ranks, {} if counts is None else counts)
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
@@ -255,6 +257,7 @@ class Executor:
         try:
             with self._counting_failures():
                 self._core.run(self._stream(stream), addresses, timeout, check, dense, direct_multiprocessors)
+                self._meter.enqueued(self._core.counters())
         except FailedPrecondition as error:
             if replaced:
                 error.message += (f'\nin the module others took the place of {len(replaced)} bound tensors, the first is '
@@ -288,7 +291,7 @@ class Executor:
             raise
 
     def metrics(self) -> dict[str, float]:
-        """Counts since this executor was made, named "…_total", and, of the last update unless it failed, seconds by phase, bytes and GB/s.
+        """Counts of updates and bytes, named "…_total", and, of the last update unless it failed, seconds by phase, bytes and GB/s.
         `refit.metrics.HELP` describes each, `refit.metrics.openmetrics(executor.metrics(), rank=0)` is their text for a scrape."""
         return self._meter.all()
 
@@ -388,16 +391,30 @@ class Executor:
 
 def join(plan: Plan, rank: int, tensors: Any, *, unique_id: bytes, device: Any,
          buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (), changes: Optional[Mapping[str, Any]] = None,
-         snapshot_on_host: bool = False, timeout: float = TIMEOUT_SECONDS) -> Executor:
+         snapshot_on_host: bool = False, counts: Optional[dict[str, float]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`). The others
     are `Executor.bind`'s."""
-    _check_plan(plan)
-    met = from_unique_id(unique_id, rank, plan.world_size)
-    executor = Executor(plan, rank, device=device, rendezvous=met, snapshot_on_host=snapshot_on_host)
-    try:
+    executor = meet(plan, rank, unique_id, device=device, snapshot_on_host=snapshot_on_host, counts=counts)
+    with closing_if_it_fails(executor):
         return executor.bind(tensors, buffers, hooks=hooks, changes=changes, timeout=timeout)
+
+
+def meet(plan: Plan, rank: int, meeting: Any, **options: Any) -> Executor:
+    """An executor whose ranks meet by a unique id, as bytes or as hexadecimal digits, or by a LocalFabric."""
+    _check_plan(plan)
+    if isinstance(meeting, _core.LocalFabric):
+        return Executor(plan, rank, fabric=meeting, **options)
+    unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+    return Executor(plan, rank, rendezvous=from_unique_id(unique_id, rank, plan.world_size), **options)
+
+
+@contextlib.contextmanager
+def closing_if_it_fails(executor: Any) -> Iterator[None]:
+    """What is raised keeps an executor alive, and its ranks would wait for this one."""
+    try:
+        yield
     except BaseException:
-        executor.close()  # what is raised keeps it alive
+        executor.close()
         raise
 
 

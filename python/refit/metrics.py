@@ -12,12 +12,13 @@ from typing import Any, Optional
 
 logger = logging.getLogger("refit")
 
-# What `Executor.metrics` has: help, and unit by OpenMetrics. "_total": since the executor was made; others: of the last update.
+# What `Executor.metrics` has: help, and unit by OpenMetrics. "_total": of an executor and of those before it
+# that its adapter closed after failures; others: of the last update, or of all that were waited for at once.
 HELP = {
     "updates_total": "Updates that succeeded.",
     "failed_updates_total": "Updates that failed.",
-    "sent_bytes_total": "Bytes that this rank sent.",
-    "received_bytes_total": "Bytes that this rank received.",
+    "sent_bytes_total": "Bytes that this rank sent; of a delta what it stored at others.",
+    "received_bytes_total": "Bytes that this rank received; of a delta what it stored itself.",
     "seconds": "Wall time of the last update, with waits for other ranks.",
     "bind_seconds": "Time for connect and bind before the last update.",
     "bytes": "Bytes that this rank sent or received in the last update, whichever is more.",
@@ -36,14 +37,18 @@ HELP = {
 
 
 class Meter:
-    """Counts an executor's updates."""
+    """Counts an executor's updates, in `counts`, which outlive it."""
 
-    def __init__(self, rank: int):
-        self._rank = rank
-        self._totals = {name: 0.0 for name in HELP if name.endswith("_total")}
+    def __init__(self, rank: int, is_source: bool, counts: dict[str, float]):
+        self._rank, self._is_source = rank, is_source
+        self._totals = counts
+        for name in HELP:
+            if name.endswith("_total"):
+                counts.setdefault(name, 0.0)
         self._last: dict[str, float] = {}
         self._bind_seconds = 0.0
         self._running: Optional[tuple[float, bool, Optional[str]]] = None  # begin, whether checked, version
+        self._enqueued: list[tuple[int, int]] = []  # bytes sent and received, of updates that are not waited for yet
         self._told: set[str] = set()
 
     def bound(self, seconds: float) -> None:
@@ -54,9 +59,12 @@ class Meter:
         begin = time.monotonic() if self._running is None else self._running[0]
         self._running = (begin, check, version)
 
+    def enqueued(self, stats: Mapping[str, Any]) -> None:
+        self._enqueued.append((stats["bytes_sent"], stats["bytes_received"]))
+
     def failed(self) -> None:
-        self._running, self._last = None, {}
-        self._totals["failed_updates_total"] += 1
+        self._totals["failed_updates_total"] += max(1, len(self._enqueued))
+        self._running, self._last, self._enqueued = None, {}, []
 
     def ended(self, refits: int, stats: Mapping[str, Any], report: Any) -> None:
         """`stats` and `report`: of the last refit, as `Executor.stats` and `Executor.delta_report` have them."""
@@ -64,22 +72,24 @@ class Meter:
             return
         (begin, check, version), self._running = self._running, None
         seconds = time.monotonic() - begin
-        sent, received = stats["bytes_sent"], stats["bytes_received"]
+        enqueued, self._enqueued = self._enqueued, []
         phases: tuple[str, ...] = ("pack", "wire", "unpack")
         found: dict[str, float] = {f"{phase}_seconds": stats[f"{phase}_seconds"] for phase in phases}
         if report is not None:
-            if report.elements or report.stored_bytes:
-                sent = report.stored_bytes
+            if report.is_delta or report.stored_bytes:
+                # Messages are counted whole, and a delta stores less. A rank knows what it stored itself; of the rest nothing is known here.
+                enqueued[-1] = (report.stored_bytes, 0) if self._is_source else (0, report.stored_bytes)
             phases = ("find", "encode", "wire", "apply", "check", "agree")
             found = {f"{phase}_seconds": getattr(report, f"{phase}_seconds") for phase in phases} | {"is_delta": float(report.is_delta)}
             if report.change_rate is not None:
                 found["change_rate"] = report.change_rate
-        moved = float(max(sent, received))
+        sent, received = (float(sum(column)) for column in zip(*enqueued))
+        moved = max(sent, received)
         self._last = {"seconds": seconds, "bind_seconds": self._bind_seconds, "bytes": moved,
                       "gigabytes_per_second": moved / max(seconds, 1e-9) / 1e9, "checked": float(check), **found}
         self._bind_seconds = 0.0
-        self._totals |= {"updates_total": float(refits), "sent_bytes_total": self._totals["sent_bytes_total"] + sent,
-                         "received_bytes_total": self._totals["received_bytes_total"] + received}
+        for name, count in (("updates", len(enqueued)), ("sent_bytes", sent), ("received_bytes", received)):
+            self._totals[f"{name}_total"] += count
         logger.log(logging.INFO if self._rank == 0 else logging.DEBUG, "rank %d, update %d%s: %s", self._rank, refits,
                    "" if version is None else f', version "{version}"', line(self._last))
 

@@ -12,45 +12,35 @@ Policy workers are the plan's source ranks, vLLM's workers its destination ranks
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
 from typing import Any, AsyncGenerator, Callable, Iterable, Iterator, Optional
 
 from nemo_rl.utils.checkpoint_engines import base
 
-from refit import trainers
+from refit import trainers, vllm
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, DeltaReport
-from refit.plan import Plan
 from refit.rendezvous import ray_unique_id
 from refit.workers import checked
 
 WORKERS = "nemo_rl.models.policy.workers"
 
-# vLLM's worker, where this process has one.
+# The worker of this process, of vLLM or of the policy.
 _vllm_worker: Any = None
+_policy_now: Any = None
 
 
-class Sender(trainers.Sender):
-    keep_them_there = "set cpu_offload: false, and no phase may move the policy to the CPU between updates"
-
-
-class CheckpointEngine(base.CheckpointEngine):
-    """A policy worker's or a vLLM worker's part in NeMo-RL's refits. `plan`: a path that all of them can read. `check`: after each
-    update all ranks compare what they hold, as `Executor.run(check=True)` does; `check_every=K`: after the first since ranks met, and
-    each K-th. `snapshot_on_host`: of policy workers, as `Executor` has it. `timeout`: seconds.
+class CheckpointEngine(trainers.Adapter, base.CheckpointEngine):
+    """A policy worker's or a vLLM worker's part in NeMo-RL's refits. Its options are those of `trainers.Adapter`.
 
     Ranks meet and bind at the first update. After one that failed they meet again once NeMo-RL's synchronizer was shut down.
     `bucket_size` and `release_after_refit` are NeMo-RL's; the plan has its own staging.
     """
 
-    def __init__(self, bucket_size: int, plan: str, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
-                 timeout: float = TIMEOUT_SECONDS, release_after_refit: bool = False, device: Any = "cuda"):
-        self._path, self._plan = str(plan), Plan.load(plan)
-        self._timeout, self._device = timeout, device
-        self._new_checks = functools.partial(trainers.Checks, check, check_every)
-        self._checks = self._new_checks()
-        self._sender = Sender(self._plan, timeout=timeout, check=False, snapshot_on_host=snapshot_on_host)
+    keep_them_there = "set cpu_offload: false, and no phase may move the policy to the CPU between updates"
+
+    def __init__(self, bucket_size: int, plan: Any, release_after_refit: bool = False, device: Any = "cuda", **options: Any):
+        trainers.Adapter.__init__(self, plan, **options)
+        self._device = device
         self._rank: Optional[int] = None  # of the plan
         self._engine: Optional[int] = None  # of vLLM's worker: the number of its engine, of those that the plan has
         self._meeting: Optional[bytes] = None
@@ -61,7 +51,13 @@ class CheckpointEngine(base.CheckpointEngine):
         import torch
 
         is_first = _vllm_worker is None and torch.distributed.get_rank() == 0
-        return {"plan": self._plan.digest, "meeting": ray_unique_id().hex() if is_first else None}
+
+        def side() -> dict[str, Any]:
+            if _vllm_worker is not None:
+                return {"destination": vllm.destination_of(_vllm_worker.refit_facts())}
+            return trainers.source_of(_policy_now.model) if is_first and _policy_now is not None else {}
+
+        return {**self._said(side), "meeting": ray_unique_id().hex() if is_first else None}
 
     def init_policy_process_group(self, *, worker_rank: int, train_world_size: int, rollout_world_size: int,
                                   metadata: list[Any]) -> None:
@@ -75,13 +71,12 @@ class CheckpointEngine(base.CheckpointEngine):
                                      '"refit.nemo_rl.VllmWorker"')
         rank = train_world_size + rollout_rank
         self._meet(rank, train_world_size, rollout_world_size, metadata)
-        self._engine = self._engine_of(rank)
+        self._engine = self._engine_of(rollout_rank)
 
     def _meet(self, rank: int, train: int, rollout: int, metadata: list[Any]) -> None:
         first = trainers.first_of(metadata)
-        if (train, rollout) != (self._plan.source_ranks, self._plan.destination_ranks):
-            raise InvalidArgument(f"NeMo-RL has {train} policy workers and {rollout} workers of vLLM; the plan has "
-                                  f"{self._plan.source_ranks} source and {self._plan.destination_ranks} destination ranks")
+        plan = self._agree(trainers.job_of(metadata, rollout), saves=rank == 0)
+        trainers.refuse_ranks(plan, "NeMo-RL", (train, "policy workers"), (rollout, "workers of vLLM"))
         self._rank, self._meeting, self._vllm_joined = rank, bytes.fromhex(first["meeting"]), False
         self._checks = self._new_checks()  # all ranks count from here
 
@@ -96,7 +91,9 @@ class CheckpointEngine(base.CheckpointEngine):
         rank, meeting = self._met()
         self._rank = None
         tensors = self._sender.take(weights, rank, meeting)
-        await asyncio.to_thread(self._sender.send, rank, meeting, tensors, *trainers.here(self._device), False, None, self._checks.next())
+        device, stream = trainers.here(self._device)
+        await asyncio.to_thread(self._sender.send, rank, meeting, tensors, device, stream, False, None, self._checks.due)
+        self._checks.passed()
         self._rank = rank
 
     async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
@@ -105,42 +102,36 @@ class CheckpointEngine(base.CheckpointEngine):
         self._rank = None
         worker = _vllm_worker
         if not self._vllm_joined:
-            checked([worker.refit_init(self._path, meeting, engine=self._engine, timeout=self._timeout)])
+            checked([worker.refit_init(self._told, meeting, engine=self._engine, timeout=self._timeout)])
             self._vllm_joined = True
-        checked([worker.refit_update(timeout=self._timeout, check=self._checks.next())])
+        checked([worker.refit_update(timeout=self._timeout, check=self._checks.due)])
+        self._checks.passed()
         self._rank = rank
         nothing: list[list[tuple[str, Any]]] = []
         for batch in nothing:
             yield batch
 
     def _engine_of(self, rank: int) -> int:
+        """Of vLLM's worker, which is the one of this `rank` among all."""
         parallel = _vllm_worker.vllm_config.parallel_config
         engine_ranks: int = parallel.world_size * parallel.data_parallel_size
-        engine, within = divmod(rank - self._plan.source_ranks, engine_ranks)
+        engine, within = divmod(rank, engine_ranks)
         wanted = parallel.data_parallel_index * parallel.world_size + _vllm_worker.rank
         if within != wanted:
             raise InvalidArgument(f"NeMo-RL counts this worker as {within} of its engine's {engine_ranks}, vLLM as {wanted}")
         return engine
 
-    @property
-    def delta_report(self) -> Optional[DeltaReport]:
-        """How this policy worker's last update went, as `Executor.delta_report` tells it."""
-        return self._sender.delta_report
-
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:  # a method, as NeMo-RL calls it
         """What this rank's last update took, as `Executor.metrics` tells it, with "refit/" before each name: for NeMo-RL's logger. A policy
         worker answers `checkpoint_engine_rpc("metrics")`."""
         if _vllm_worker is not None and self._vllm_joined:
             return {f"refit/{name}": value for name, value in _vllm_worker.refit_metrics().items()}
-        return self._sender.metrics
-
-    def ask_dense(self) -> None:
-        """Makes the next update of a plan with options.delta send all, on all ranks. One policy worker's request is enough."""
-        self._sender.ask_dense()
+        told: dict[str, float] = super().metrics
+        return told
 
     def finalize(self) -> None:
         self._rank = self._meeting = None
-        self._sender.close()
+        self.close()
         if _vllm_worker is not None and self._vllm_joined:
             self._vllm_joined = False
             checked([_vllm_worker.refit_close()])
@@ -152,6 +143,7 @@ class LiveShards:
     async def checkpoint_engine_rpc(self, checkpoint_method: str, method_kwargs: Optional[dict[str, Any]] = None) -> Any:
         if checkpoint_method == "init_checkpoint_engine":
             self._refuse_what_moves()
+            globals()["_policy_now"] = self
         return await super().checkpoint_engine_rpc(checkpoint_method, method_kwargs)  # type: ignore[misc]
 
     def _refuse_what_moves(self) -> None:

@@ -28,9 +28,8 @@ from typing import Any, Callable, Coroutine, Mapping, NamedTuple, Optional, Sequ
 
 from refit import auto, contract, weight_memory, workers
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.executor import TIMEOUT_SECONDS, Executor, meet
 from refit.plan import Plan
-from refit.rendezvous import from_unique_id
 from refit.workers import GRACE_SECONDS, Reply, WorkerError, checked, deadline
 
 __all__ = [
@@ -248,6 +247,7 @@ class Worker:
         self._chosen, self._experts = chosen, experts
         self.executor: Optional[Executor] = None
         self._version: Optional[str] = None
+        self._counts: dict[str, float] = {}
         self._check_backends = True
         self._thread: Optional[threading.Thread] = None
         self._replies: list[Reply] = []
@@ -328,7 +328,7 @@ class Worker:
             self.executor.close()
             self.executor = None
         place, engine = place_of(self._parallel), int(request.get("engine", 0))
-        meeting = bytes.fromhex(request["meeting"])
+        meeting = request["meeting"]
         with workers.ending_the_meeting(meeting):
             plan = auto.load(request["plan"])
         parameters, buffers = tensors_of(self._runner.model)
@@ -337,7 +337,7 @@ class Worker:
             ranks=place.tensor_parallel * place.pipeline_parallel * place.data_parallel,
             parameters=parameters, buffers=buffers, towers=TOWERS, meeting=meeting, job_side=lambda: job_side(self.facts()),
             without_lora="start SGLang without --enable-lora and --lora-paths")
-        executor = Executor(plan, rank, device=self._device(), rendezvous=from_unique_id(meeting, rank, plan.world_size))
+        executor = meet(plan, rank, meeting, device=self._device(), counts=self._counts)
         self._check_backends = bool(request.get("check_backends", True))
         self.executor = executor
         try:

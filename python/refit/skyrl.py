@@ -23,7 +23,7 @@ from skyrl.train.entrypoints.main_base import BasePPOExp
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
-from refit import trainers
+from refit import auto, trainers, vllm
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS
 from refit.plan import Plan
@@ -37,15 +37,15 @@ WORKERS = {"fsdp": ("fsdp.fsdp_worker", "FSDPPolicyWorkerBase"), "megatron": ("m
 
 @dataclass
 class Options(BaseConfig):
-    """`plan`: a path that policy workers and vLLM's workers can read. `check`: after each update all ranks compare what they hold,
-    as `Executor.run(check=True)` does; `check_every=K`: after the first since ranks met, and each K-th. `snapshot_on_host`: of policy
-    workers, as `Executor` has it. `timeout`: seconds."""
+    """Those of `trainers.Adapter`. `on_refusal`: "framework" has SkyRL move the weights if its configuration is one that Refit refuses."""
 
     plan: str = ""
     check: bool = False
     check_every: int = 0
     snapshot_on_host: bool = False
     timeout: float = TIMEOUT_SECONDS
+    save_to: str = "refit-auto"
+    on_refusal: str = "raise"
 
 
 @dataclass
@@ -116,8 +116,7 @@ def trainer_class() -> Any:
             failed: Optional[Exception] = None
             try:
                 tensors = self._tensors()
-                binds = bind or self.refit_binds_always or bool(self._moved(tensors))
-                wanted = _MEET if self.executor is None else _BIND if binds else _KEEP
+                wanted = _MEET if self.executor is None else _BIND if bind or self.refit_binds_always or self.moved(tensors) else _KEEP
             except Exception as error:
                 failed, wanted = error, _FAILED
             agreed = _highest(wanted, self._info.device)
@@ -204,38 +203,38 @@ class LiveShards:
     def _join(self, client: Any, config: Any, asked: Any) -> Any:
         """`asked`: what the engines say of their workers, or why they do not."""
         made: list[Any] = []
-        meeting = on_all(lambda: self._prepare(config, asked))[0]
+        meeting, plan = on_all(lambda: self._prepare(config, asked))[0]
         try:
-            on_all(lambda: made.append(self._engine(client, config, meeting)))
+            on_all(lambda: made.append(self._engine(client, config, meeting, auto.load(plan))))
         except BaseException:
             for engine in made:  # the others end with this one
                 engine.shutdown()
             raise
         return made[0]
 
-    def _prepare(self, config: Any, asked: Any) -> str:
-        """Policy worker 0 returns the unique id that all ranks meet by."""
+    def _prepare(self, config: Any, asked: Any) -> Any:
+        """Policy worker 0 returns the unique id that all ranks meet by, and the plan."""
         if isinstance(asked, BaseException):
             raise asked
         engine_workers, _ = asked
-        plan = Plan.load(self.refit_options.plan)
-        rank, policy_workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if (policy_workers, engine_workers) != (plan.source_ranks, plan.destination_ranks):
-            raise InvalidArgument(f"SkyRL has {policy_workers} policy workers and {engine_workers} workers of vLLM; the plan has "
-                                  f"{plan.source_ranks} source and {plan.destination_ranks} destination ranks")
+        given, rank, policy_workers = self.refit_options.plan, torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if given == auto.AUTO and rank > 0:
+            return None
+        plan = auto.load(given) if given != auto.AUTO else auto.made(given, lambda: auto.job_of(
+            trainers.source_of(_module_of(self)) | {"destination": destination_of(config)}, engine_workers), self.refit_options.save_to)
+        trainers.refuse_ranks(plan, "SkyRL", (policy_workers, "policy workers"), (engine_workers, "workers of vLLM"))
         if config.speculative_config is not None and not any(plan.job.get(f"{side}.mtp") == "true" for side in ("source", "destination")):
             raise FailedPrecondition("generator.inference_engine.speculative_config: vLLM drafts with the policy's multi-token-prediction "
                                      'layers, which the plan leaves alone: put "mtp": true into the job\'s source')
-        return ray_unique_id().hex() if rank == 0 else ""
+        return (ray_unique_id().hex(), auto.told(plan if given == auto.AUTO else given)) if rank == 0 else None
 
-    def _engine(self, client: Any, config: Any, meeting: str) -> Any:
+    def _engine(self, client: Any, config: Any, meeting: str, plan: Plan) -> Any:
         from refit.vllm_weight_transfer import RefitTrainerInitInfo
 
         options, rank = self.refit_options, torch.distributed.get_rank()
-        plan = Plan.load(options.plan)
         try:
             device, _ = trainers.here(self.refit_device)
-            info = RefitTrainerInitInfo(rank=rank, plan=options.plan, meeting=meeting, device=device,
+            info = RefitTrainerInitInfo(rank=rank, plan=plan if options.plan == auto.AUTO else options.plan, meeting=meeting, device=device,
                                         snapshot_on_host=options.snapshot_on_host, check_every=options.check_every, timeout=options.timeout)
             urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
             if config.speculative_config is not None and rank == 0:
@@ -249,6 +248,17 @@ class LiveShards:
         engine = trainer_class().trainer_init(info, client=urls, source=Source(self, plan, rank))
         engine.refit_check, engine.refit_binds_always = options.check, config.offload_kv_for_weight_sync
         return engine
+
+
+def destination_of(config: Any) -> dict[str, Any]:
+    """The destination of a job for engines that SkyRL starts by this configuration: one of them."""
+    import importlib
+
+    return vllm.destination_of({
+        "vllm": importlib.import_module("vllm").__version__, "dtype": config.model_dtype,
+        "quantization": config.engine_init_kwargs.get("quantization"), "tensor_parallel": config.tensor_parallel_size,
+        "pipeline_parallel": config.pipeline_parallel_size, "data_parallel": config.data_parallel_size,
+        "expert_parallel": config.expert_parallel_size > 1, "expert_placements": [], "moe_backends": []})
 
 
 def refuse(trainer: Any, engine: Any) -> None:
@@ -285,7 +295,7 @@ def policy_worker(options: Options, strategy: str = "fsdp") -> Any:
     import importlib
 
     if not options.plan:
-        raise InvalidArgument("refit.plan is not set; wanted the path of a plan that all workers can read")
+        raise InvalidArgument('refit.plan is not set; wanted the path of a plan that all workers can read, or "auto"')
     module, name = WORKERS[strategy]
     theirs = getattr(importlib.import_module(f"skyrl.backends.skyrl_train.workers.{module}"), name)
     worker = type("RefitPolicyWorker", (LiveShards, theirs), {"__module__": __name__, "refit_options": options})
@@ -297,13 +307,20 @@ class Experiment(BasePPOExp):
 
     def __init__(self, cfg: Any):
         engine = cfg.generator.inference_engine
-        refuse(cfg.trainer, engine)
-        # The engines' part of Refit's backend, which vLLM finds by its plugin entry point.
-        engine.engine_init_kwargs = {**engine.engine_init_kwargs, "weight_transfer_config": {"backend": BACKEND}}
+        reasons = refusals(cfg.trainer, engine)
+        self._by_framework = bool(reasons) and trainers.falls_back(cfg.refit.on_refusal)
+        if self._by_framework:
+            trainers.log_fallback("SkyRL", reasons)
+        else:
+            refuse(cfg.trainer, engine)
+            # The engines' part of Refit's backend, which vLLM finds by its plugin entry point.
+            engine.engine_init_kwargs = {**engine.engine_init_kwargs, "weight_transfer_config": {"backend": BACKEND}}
         super().__init__(cfg)
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> Any:
         trainer = super().get_trainer(*args, **kwargs)
+        if self._by_framework:
+            return trainer
         build, cfg = trainer.build_models, self.cfg
         trainer.build_models = lambda PolicyWorker, *others: build(policy_worker(cfg.refit, cfg.trainer.strategy), *others)
         return trainer

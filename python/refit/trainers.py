@@ -1,21 +1,38 @@
-"""What the adapters' trainers share: their live shards, their part of an update, an engine that is driven beside it."""
+"""What the adapters' trainers share: their live shards, their part of an update, an engine that is driven beside it.
+
+Where each fact of an adapter stands:
+
+| fact | here | the adapter has |
+|---|---|---|
+| options, the plan or "auto", metrics, reports, dense updates | `Adapter` | the framework's own way to take options, and to log |
+| joining, bind, moved tensors, closing after a failure | `Sender` | how the framework keeps tensors where they are |
+| which updates are checked | `Checks` | how trainer 0 tells the others |
+| numbers of ranks against the plan's | `refuse_ranks` | who is a source rank |
+| one plan on all ranks | `first_of`, `Adapter._agree` | what each side says of itself, and the messages that carry it |
+| a failure on one trainer ends on all | `agreed` | the group that they gather by |
+| an engine told beside the own part | `together` | the client |
+
+What workers share is in refit.workers: their rank, bind, replies, and the twin of each driver function.
+"""
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import functools
 import importlib
+import os
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-from refit import modules
+from refit import auto, modules
 from refit.errors import DeadlineExceeded, Error, FailedPrecondition, InvalidArgument
-from refit.executor import DeltaReport, Executor, join
+from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
+from refit.metrics import logger
 from refit.names import are_at_other_addresses
 from refit.plan import Plan
 from refit.requirements import refusal_of as requirements_refusal
 from refit.tensors import local_part, locator, view, words_view
-from refit.workers import GRACE_SECONDS, end_meeting
+from refit.workers import GRACE_SECONDS, end_meeting, make_whole
 
 # How long a trainer's part may take once the engine's has failed. Most end by themselves: all ranks of a refit hear of an error.
 GIVE_UP_SECONDS = 5.0
@@ -57,6 +74,7 @@ class Taken(dict[str, Any]):
                  facts: Optional[Mapping[str, str]] = None):
         super().__init__(tensors)
         self.frozen, self.changes, self.facts = frozenset(frozen), changes or {}, facts
+        self.addresses: dict[str, int] = {}  # where a sender saw them
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> "Taken":
@@ -225,18 +243,22 @@ def _refuse_unless_in_place(chunk: Any) -> None:
 
 
 class Checks:
-    """Which of an adapter's updates are checked: all by `check`, or the first and then each `every`-th. Ranks that count the same
-    updates agree."""
+    """Which of an adapter's updates are checked: all by `check`, or the first and then each `every`-th of those that succeeded. So one that
+    failed leaves the check to the next. Ranks that count the same updates agree."""
 
     def __init__(self, check: bool, every: int):
         if not isinstance(every, int) or isinstance(every, bool) or every < 0:
             raise InvalidArgument(f"check_every is {every!r}; wanted a whole number: 0 checks no update, K the first and then each K-th")
-        self._check, self._every, self._updates = check, every, 0
+        self._check, self._every, self._passed = check, every, 0
 
-    def next(self) -> bool:
+    @property
+    def due(self) -> bool:
         """Whether the update that begins is checked."""
-        self._updates += 1
-        return self._check or self._every > 0 and (self._updates - 1) % self._every == 0
+        return self._check or self._every > 0 and self._passed % self._every == 0
+
+    def passed(self) -> None:
+        """Notes that an update succeeded."""
+        self._passed += 1
 
 
 def agreed(action: Callable[[], Any], gather: Callable[[Any], Sequence[Any]]) -> list[Any]:
@@ -285,6 +307,16 @@ def first_of(metadata: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return first
 
 
+def refuse_ranks(plan: Plan, framework: str, trainers: Optional[tuple[int, str]] = None, workers: Optional[tuple[int, str]] = None) -> None:
+    """Refuses a plan for other numbers of ranks than a framework has. `trainers` and `workers`: how many, and what they are called there;
+    None: not known here."""
+    sides = [(found, planned, side) for found, planned, side in ((trainers, plan.source_ranks, "source"), (workers, plan.destination_ranks, "destination"))
+             if found is not None]
+    if any(found[0] != planned for found, planned, _ in sides):
+        raise InvalidArgument(f"{framework} has {' and '.join(f'{number} {name}' for (number, name), *_ in sides)}; the plan has "
+                              f"{' and '.join(f'{planned} {side}' for _, planned, side in sides)} ranks")
+
+
 def addresses_of(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, int]:
     """Where the tensors lie, and their bitmaps of changes, which go by the tensor's name and CHANGES."""
     addresses = {name: view(tensor).address for name, tensor in tensors.items()}
@@ -292,53 +324,47 @@ def addresses_of(tensors: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 
 
 class Sender:
-    """A trainer's part of updates. It joins at the first, and at the one after a failed update, by another meeting."""
+    """A trainer's part of updates. It joins at the first, and at the one after a failed update, by another meeting. `keep_them_there`: how
+    the framework keeps tensors where they are, for the error."""
 
-    # How the framework keeps tensors where they are, for the error.
-    keep_them_there = "keep parameters on the GPU"
-
-    def __init__(self, plan: Plan, *, timeout: float, check: bool, snapshot_on_host: bool = False):
+    def __init__(self, plan: Plan, *, timeout: float, snapshot_on_host: bool = False, keep_them_there: str = "keep parameters on the GPU"):
         self.plan = plan
-        self._timeout, self._check, self._snapshot_on_host = timeout, check, snapshot_on_host
-        self._executor: Optional[Executor] = None
-        self._meeting: Optional[bytes] = None
-        self._joining: Optional[bytes] = None
+        self._timeout, self._snapshot_on_host, self._keep_them_there = timeout, snapshot_on_host, keep_them_there
+        self.executor: Optional[Executor] = None
+        self._meeting: Any = None
+        self._joining: Any = None
         self._bound: dict[str, int] = {}
         self._taken: Optional[Taken] = None  # what `_bound` was read from
         self._dense = False
+        self._counts: dict[str, float] = {}
         self._planned: Optional[frozenset[str]] = None
 
     @property
     def joined(self) -> bool:
-        return self._executor is not None
+        return self.executor is not None
 
     @property
     def delta_report(self) -> Optional[DeltaReport]:
-        """How this trainer's last refit went, as `Executor.delta_report` tells it; None after an update that failed."""
-        return None if self._executor is None else self._executor.delta_report
+        return None if self.executor is None else self.executor.delta_report
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What this trainer's last update took, for a framework's own metrics: `Executor.metrics` with "refit/" before each name; empty
-        after an update that failed."""
-        if self._executor is None:
-            return {}
-        return {f"refit/{name}": value for name, value in self._executor.metrics().items()}
+        found = self._counts if self.executor is None else self.executor.metrics()
+        return {f"refit/{name}": value for name, value in found.items()}
 
     @property
     def stats(self) -> Optional[dict[str, Any]]:
-        """What this trainer's last refit did, as `Executor.stats` tells it; None before the first and after an update that failed."""
-        return None if self._executor is None else self._executor.stats()
+        return None if self.executor is None else self.executor.stats()
 
     def ask_dense(self) -> None:
-        """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
         self._dense = True
 
-    def take(self, weights: Iterable[tuple[str, Any]], rank: int, meeting: bytes) -> dict[str, Any]:
-        """The tensors that an iterator of a framework yields. If it fails no rank is left waiting: those that have met end with this
-        one, and a meeting of others ends."""
+    def take(self, weights: Any, rank: int, meeting: Any) -> Mapping[str, Any]:
+        """The tensors that an iterator of a framework yields, or that a function returns. If it fails no rank is left waiting: those that
+        have met end with this one, and a meeting of others ends."""
         try:
-            return weights.take() if isinstance(weights, LiveShards) else dict(weights)
+            found: Mapping[str, Any] = weights.take() if isinstance(weights, LiveShards) else weights() if callable(weights) else dict(weights)
+            return found
         except BaseException as error:
             self.close()
             if meeting != self._meeting:
@@ -347,53 +373,69 @@ class Sender:
 
     def give_up(self, error: BaseException) -> None:
         """On another thread than `send`: ends what that waits in, because the engine failed."""
-        executor = self._executor
+        executor = self.executor
         if executor is not None:
             executor.interrupt()
         elif self._joining is not None:
             end_meeting(self._joining, f"the engine failed: {error}")
 
-    def send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False,
-             version: Optional[str] = None, check: Optional[bool] = None) -> None:
+    def send(self, rank: int, meeting: Any, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool = False,
+             version: Optional[str] = None, check: bool = False) -> None:
         """One refit from `tensors`, this rank's live shards. `meeting`: a unique id that all ranks have. `bind`, the same on all ranks:
         if they have met already, bind anew before, because engines slept. Tensors that are not trained, as of a vision tower, are left
-        out if the plan does not name them. `version` names the weights in the log; `check`, the same on all ranks, instead of the
-        sender's own. On any thread, one at a time."""
-        with current(device):
-            self._send(rank, meeting, tensors, device, stream, bind, version, self._check if check is None else check)
-
-    def _send(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, stream: Any, bind: bool, version: Optional[str],
-              check: bool) -> None:
+        out if the plan does not name them. `version` names the weights in the log; `check` is the same on all ranks. On any thread, one
+        at a time. If it fails no rank is left waiting: they end with this one, and the next update is by another meeting, so dense."""
         if meeting != self._meeting:  # the last update failed elsewhere, perhaps not here
             self.close()
         try:
-            if bind or self._executor is None or tensors is not self._taken:  # else each tensor is where it was
-                self._take_in(rank, meeting, tensors, device, bind)
-            assert self._executor is not None
-            dense, self._dense = self._dense, False  # what is asked for while it runs is for the next
-            self._executor.run(stream, timeout=self._timeout, check=check, dense=dense, version=version)
+            with current(device):
+                self.bind(rank, meeting, tensors, device, bind)
+                self.run(stream, version, check)
         except BaseException:
-            # No rank is left waiting: they end with this one. The next update is by another meeting, so dense.
             self.close()
             raise
 
-    def _take_in(self, rank: int, meeting: bytes, tensors: Mapping[str, Any], device: Any, bind: bool) -> None:
-        """Binds the tensors, or sees that they are those that are bound."""
-        moved = Taken.of(tensors).moved_by(lambda: self._names(rank))
-        addresses = addresses_of(moved, moved.changes)
-        if self._executor is not None:
-            self._check_unmoved(rank, addresses)
-            if bind:
-                self._executor.bind(moved, changes=moved.changes, timeout=self._timeout)
-        else:
-            if refusal := refusal_of(moved, self.plan.requirements(rank)):
+    def run(self, stream: Any, version: Optional[str], check: bool, dense: bool = False) -> None:
+        """One refit of what is bound. After one that failed `bind` connects first."""
+        assert self.executor is not None
+        dense, self._dense = dense or self._dense, False  # what is asked for while it runs is for the next
+        self.executor.run(stream, timeout=self._timeout, check=check, dense=dense, version=version)
+
+    def bind(self, rank: int, meeting: Any, tensors: Mapping[str, Any], device: Any, anew: bool = False) -> None:
+        """Joins by the `meeting` at first, or binds `anew`, or sees that the tensors are those that are bound."""
+        if not anew and self.executor is not None and tensors is self._taken:  # each tensor is where it was
+            return
+        given, moved = self._looked_at(rank, tensors)
+        if self.executor is None:
+            if refusal := refusal_of(given, self.plan.requirements(rank)):
                 end_meeting(meeting, f"rank {rank}: {refusal}", rank=rank, world_size=self.plan.world_size)
                 raise FailedPrecondition(refusal)
             self._joining = meeting
-            self._executor = join(self.plan, rank, moved, unique_id=meeting, device=device, changes=moved.changes,
-                                  snapshot_on_host=self._snapshot_on_host, timeout=self._timeout)
-            self._meeting, self._bound = meeting, addresses
-        self._taken = tensors if isinstance(tensors, Taken) else None
+            self.executor = join(self.plan, rank, given, unique_id=meeting, device=device, changes=given.changes,
+                                 snapshot_on_host=self._snapshot_on_host, counts=self._counts, timeout=self._timeout)
+            self._meeting = meeting
+        elif anew:
+            make_whole(self.executor, self._timeout)
+            self.executor.bind(given, changes=given.changes, timeout=self._timeout)
+        elif moved:
+            raise FailedPrecondition(f"{are_at_other_addresses(moved)} than when they were bound: something replaced or moved them. Refit "
+                                     f"reads the trainer's own memory: {self._keep_them_there}")
+        self._bound, self._taken = given.addresses, tensors if isinstance(tensors, Taken) else None
+
+    def moved(self, rank: int, tensors: Mapping[str, Any]) -> list[str]:
+        """What lies elsewhere than when it was bound. Raises FailedPrecondition if there are other tensors than then."""
+        return [] if tensors is self._taken else self._looked_at(rank, tensors)[1]
+
+    def _looked_at(self, rank: int, tensors: Mapping[str, Any]) -> tuple["Taken", list[str]]:
+        given = Taken.of(tensors).moved_by(lambda: self._names(rank))
+        given.addresses = addresses_of(given, given.changes)
+        if self.executor is None:
+            return given, []
+        missing, unexpected = sorted(self._bound.keys() - given.addresses.keys()), sorted(given.addresses.keys() - self._bound.keys())
+        if missing or unexpected:
+            raise FailedPrecondition(f"rank {rank} yields {len(given.addresses)} tensors, at the first update {len(self._bound)}: "
+                                     f"missing {missing[:3]}, unexpected {unexpected[:3]}")
+        return given, [name for name, address in given.addresses.items() if address != self._bound[name]]
 
     def _names(self, rank: int) -> frozenset[str]:
         """The plan's tensors of this rank. Kept: listing those of a large model takes a tenth of a second."""
@@ -401,21 +443,101 @@ class Sender:
             self._planned = frozenset(self.plan.tensors(rank))
         return self._planned
 
-    def _check_unmoved(self, rank: int, addresses: Mapping[str, int]) -> None:
-        missing, unexpected = sorted(self._bound.keys() - addresses.keys()), sorted(addresses.keys() - self._bound.keys())
-        if missing or unexpected:
-            raise FailedPrecondition(f"rank {rank} yields {len(addresses)} tensors, at the first update {len(self._bound)}: "
-                                     f"missing {missing[:3]}, unexpected {unexpected[:3]}")
-        moved = [name for name in addresses if addresses[name] != self._bound[name]]
-        if moved:
-            raise FailedPrecondition(f"{are_at_other_addresses(moved)} than at the first update: "
-                                     f"something replaced or moved them. Refit reads the trainer's own memory: {self.keep_them_there}")
+    def close(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+            self.executor = None
+        self._joining = self._taken = None
+
+
+class Adapter:
+    """A framework's trainer: its options, its part of updates, and how the last went. `plan` is a path that all ranks can read, a `Plan`, a
+    job as a dict, or "auto": then the job is that of the trainer and the engine, and is saved in the folder `save_to`. `check`: after each
+    update all ranks compare what they hold, as `Executor.run(check=True)` does; `check_every=K`: after the first since ranks met, and each
+    K-th. `snapshot_on_host`: of trainers, as `Executor` has it. `timeout`: seconds."""
+
+    keep_them_there = "keep parameters on the GPU"
+    _plan: Optional[Plan] = None  # "auto" and jobs make one once both sides are known
+    _sender: Any = None
+
+    def __init__(self, plan: auto.Given, *, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
+                 timeout: float = TIMEOUT_SECONDS, save_to: Any = "refit-auto"):
+        self._given, self._save_to, self._snapshot_on_host, self._timeout = plan, save_to, snapshot_on_host, timeout
+        self._new_checks = functools.partial(Checks, check, check_every)
+        self._checks = self._new_checks()
+        if not auto.is_made(plan):
+            self._take_plan(auto.load(plan))
+
+    def _take_plan(self, plan: Plan) -> None:
+        self._plan = plan
+        self._sender = Sender(plan, timeout=self._timeout, snapshot_on_host=self._snapshot_on_host, keep_them_there=self.keep_them_there)
+
+    @property
+    def _told(self) -> Any:
+        """What workers are told of the plan: its path, or the plan itself."""
+        return auto.told(self._plan if auto.is_made(self._given) else
+                         os.path.abspath(self._given) if isinstance(self._given, (str, os.PathLike)) else self._given)
+
+    def _said(self, side: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """What a rank says before the first update: which plan it has, or else what its `side` of a job is."""
+        return {"plan": None if self._plan is None else self._plan.digest, "side": None if self._plan is not None else dict(side())}
+
+    def _agree(self, job: Mapping[str, Any], saves: bool) -> Plan:
+        """The plan, which is made of the job that `job_of` found if this rank has none. One rank `saves` it."""
+        if self._plan is None:
+            self._take_plan(auto.made(self._given, lambda: job, self._save_to if saves else None))
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def metrics(self) -> Any:
+        """What this process's last update took, as `Executor.metrics` tells it, with "refit/" before each name; counts alone
+        after one that failed."""
+        return {} if self._sender is None else self._sender.metrics
+
+    @property
+    def stats(self) -> Optional[dict[str, Any]]:
+        """What this process's last update did, as `Executor.stats` tells it; None before the first and after one that failed."""
+        stats: Optional[dict[str, Any]] = None if self._sender is None else self._sender.stats
+        return stats
+
+    @property
+    def delta_report(self) -> Optional[DeltaReport]:
+        """How this process's last update went, as `Executor.delta_report` tells it; None before the first and after one that failed."""
+        report: Optional[DeltaReport] = None if self._sender is None else self._sender.delta_report
+        return report
+
+    def ask_dense(self) -> None:
+        """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
+        if self._sender is not None:
+            self._sender.ask_dense()
 
     def close(self) -> None:
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
-        self._joining = self._taken = None
+        if self._sender is not None:
+            self._sender.close()
+
+
+def job_of(metadata: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]:
+    """The job of both sides, of what each rank said (`Adapter._said`) and the number of `workers`; {}: the ranks have a plan."""
+    sides = [said["side"] for said in metadata if said.get("side")]
+    return {} if not sides else auto.job_of({key: value for side in reversed(sides) for key, value in side.items()}, workers)
+
+
+def source_of(module: Any) -> dict[str, Any]:
+    """A trainer's side of a job: that of a module which all ranks of torch.distributed train."""
+    ranks = importlib.import_module("torch").distributed.get_world_size()
+    return {"model": auto.config_of(module).to_dict(), "source": auto.source_of(module, ranks)}
+
+
+def falls_back(on_refusal: str) -> bool:
+    if on_refusal not in ("raise", "framework"):
+        raise InvalidArgument(f'on_refusal is {on_refusal!r}; wanted "raise" or "framework"')
+    return on_refusal == "framework"
+
+
+def log_fallback(framework: str, reasons: Iterable[str]) -> None:
+    logger.warning("Refit does not move these weights, and %s does, so that no update is checked and none has a version: %s",
+                   framework, "; ".join(dict.fromkeys(reasons)))
 
 
 def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: float, give_up: Callable[[BaseException], None]) -> None:
@@ -447,36 +569,6 @@ def together(tell: Callable[[], Any], own_part: Callable[[], Any], timeout: floa
     finally:
         done.set()
     thread.join(min(timeout + GRACE_SECONDS, threading.TIMEOUT_MAX))
-    _raise_either(failed, told, timeout)
-
-
-async def together_async(tell: Coroutine[Any, Any, Any], own_part: Callable[[], Any], timeout: float,
-                         give_up: Callable[[BaseException], None]) -> None:
-    """The same where a coroutine tells the workers; the own part is done on a thread."""
-    telling = asyncio.ensure_future(tell)
-    own = asyncio.ensure_future(asyncio.to_thread(own_part))
-    failed: Optional[Exception] = None
-    await asyncio.wait([telling, own], return_when=asyncio.FIRST_COMPLETED)
-    while not own.done() and telling.done() and (error := _error_of(telling)) is not None:
-        await asyncio.wait([own], timeout=GIVE_UP_SECONDS)
-        if not own.done():
-            await asyncio.to_thread(give_up, error)
-    try:
-        await own
-    except Exception as error:
-        failed = error
-    done, _ = await asyncio.wait([telling], timeout=timeout + GRACE_SECONDS)
-    if not done:
-        telling.cancel()
-    _raise_either(failed, [_error_of(telling)] if done else [], timeout)
-
-
-def _error_of(task: asyncio.Future[Any]) -> Optional[BaseException]:
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-def _raise_either(failed: Optional[Exception], told: list[Optional[BaseException]], timeout: float) -> None:
-    """`failed`: the own part's error. `told`: what became of the workers' part, nothing if it has not ended."""
     theirs = told[0] if told else None
     if failed is not None:
         if isinstance(failed, Error) and theirs is not None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
-import os
-from collections.abc import Mapping
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 from accelerate import PartialState
 from accelerate.utils import gather_object, is_peft_model
@@ -23,8 +21,6 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from refit import auto, trainers
 from refit.errors import FailedPrecondition, InvalidArgument, Unimplemented
-from refit.executor import TIMEOUT_SECONDS, DeltaReport
-from refit.metrics import logger
 from refit.plan import Plan
 from refit.rendezvous import unique_id
 from refit.vllm import BACKEND
@@ -45,29 +41,15 @@ REFUSALS = (InvalidArgument, FailedPrecondition, Unimplemented)
 ORIGINALS: dict[str, Any] = {}
 
 
-class Sender(trainers.Sender):
-    keep_them_there = "keep parameters on the GPU (FSDP without cpu_offload)"
-
-
-class Updates:
+class Updates(trainers.Adapter):
     """A training process's part of the updates; the main process also tells the server's workers theirs."""
 
-    def __init__(self, plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, "os.PathLike[str]"] = "refit-auto",
-                 check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
-                 version: Optional[Callable[[], str]] = None, timeout: float = TIMEOUT_SECONDS):
-        if on_refusal not in ("raise", "framework"):
-            raise InvalidArgument(f'on_refusal is {on_refusal!r}; wanted "raise" or "framework"')
-        self._given, self._save_to, self._falls_back = plan, save_to, on_refusal == "framework"
-        self._version, self._timeout = version, timeout
-        self._checks = trainers.Checks(check, check_every)
+    keep_them_there = "keep parameters on the GPU (FSDP without cpu_offload)"
+
+    def __init__(self, plan: auto.Given, *, on_refusal: str = "raise", version: Optional[Callable[[], str]] = None, **options: Any):
+        self._falls_back, self._version = trainers.falls_back(on_refusal), version
+        super().__init__(plan, **options)
         self._trainer: Any = None  # whose logs have the metrics
-        self._snapshot_on_host = snapshot_on_host
-        self._plan: Optional[Plan] = None  # "auto" makes one at the first update
-        self._sender: Any = None
-        if not auto.is_made(plan):
-            self._take_plan(auto.load(plan))
-        # What the server's workers are told of the plan: its path, or the plan itself.
-        self._told: Any = None if auto.is_made(plan) or isinstance(plan, (Plan, Mapping)) else os.path.abspath(plan)
         self._client: Callable[[str], HTTPClient] = HTTPClient
         self._init_communicator: Optional[Callable[[], None]] = None  # TRL's own, of the main process
         self._generation: Any = None  # of the trainer that sent last
@@ -75,10 +57,6 @@ class Updates:
         self._meeting: Optional[bytes] = None
         self._engine_joined: Optional[bytes] = None
         self._refused: Optional[Exception] = None  # by `check_server`, of the main process
-
-    def _take_plan(self, plan: Plan) -> None:
-        self._plan = plan
-        self._sender = Sender(plan, timeout=self._timeout, check=False, snapshot_on_host=self._snapshot_on_host)
 
     def check_server(self, client: Any, init_communicator: Optional[Callable[[], None]] = None) -> None:
         """Refuses a server whose workers are not those of the plan. Nothing is connected before the first update. The main process alone
@@ -100,12 +78,8 @@ class Updates:
         if not is_ours and extension != EXTENSION:
             raise FailedPrecondition(f"the weight transfer of the vLLM server at {client.base_url} is {found}; start it with "
                                      f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}'""")
-        if self._plan is None or auto.is_made(self._given):
-            return
-        workers = client.get_world_size()
-        if workers != self._plan.destination_ranks:
-            raise InvalidArgument(f"the vLLM server at {client.base_url} has {workers} workers; the plan has "
-                                  f"{self._plan.destination_ranks} destination ranks")
+        if self._plan is not None and not auto.is_made(self._given):
+            trainers.refuse_ranks(self._plan, f"the vLLM server at {client.base_url}", workers=(client.get_world_size(), "workers"))
 
     def send(self, generation: Any) -> None:
         """One refit from the live shards of this process's model. Collective over the training processes, and if it fails on one it fails
@@ -124,7 +98,7 @@ class Updates:
             mine.extend(self._prepared(generation))
             # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
             meeting = unique_id() if rank == 0 and not self._sender.joined else self._meeting
-            return meeting, self._checks.next(), self._version() if rank == 0 and self._version is not None else None
+            return meeting, self._checks.due, self._version() if rank == 0 and self._version is not None else None
 
         def update() -> None:
             tensors, device, stream = mine
@@ -142,6 +116,7 @@ class Updates:
             told, check, version = _agreed(prepare)[0]
             self._meeting = told
             _agreed(update)
+            self._checks.passed()
         except BaseException:
             self._sender.close()  # on all, so that they meet anew
             raise
@@ -185,8 +160,7 @@ class Updates:
         if refusals:
             def fall_back() -> None:
                 if is_main:
-                    logger.warning("Refit does not move these weights, and TRL does, so that no update is checked and none has a version: %s",
-                                   "; ".join(dict.fromkeys(refusals)))
+                    trainers.log_fallback("TRL", refusals)
                     if self._init_communicator is not None:
                         self._init_communicator()
 
@@ -208,9 +182,7 @@ class Updates:
         _refuse_unfit(generation)
 
     def _refuse_ranks(self, plan: Plan, accelerator: Any) -> None:
-        if accelerator.num_processes != plan.source_ranks:
-            raise InvalidArgument(f"TRL has {accelerator.num_processes} training processes; the plan has {plan.source_ranks} "
-                                  "source ranks")
+        trainers.refuse_ranks(plan, "TRL", (accelerator.num_processes, "training processes"))
 
     def _prepared(self, generation: Any) -> tuple[Any, Any, Any]:
         """This process's tensors, its device and the stream there."""
@@ -224,36 +196,9 @@ class Updates:
         # Not by TRL's client: that posts again after an error.
         client = self._client(url)
         if self._engine_joined != meeting:
-            client.init_weight_transfer_engine({"plan": self._told or auto.inline(self._sender.plan), "meeting": meeting.hex(), "timeout": self._timeout})
+            client.init_weight_transfer_engine({"plan": self._told, "meeting": meeting.hex(), "timeout": self._timeout})
             self._engine_joined = meeting
         update_by(client, {"timeout": self._timeout, "check": check}, version)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What this process's last update took, as `Executor.metrics` tells it, with "refit/" before each name."""
-        found: dict[str, float] = {} if self._sender is None else self._sender.metrics
-        return found
-
-    @property
-    def stats(self) -> Optional[dict[str, Any]]:
-        """What this process's last update did, as `Executor.stats` tells it; None before the first and after one that failed."""
-        stats: Optional[dict[str, Any]] = None if self._sender is None else self._sender.stats
-        return stats
-
-    @property
-    def delta_report(self) -> Optional[DeltaReport]:
-        """How this process's last update went, as `Executor.delta_report` tells it."""
-        report: Optional[DeltaReport] = None if self._sender is None else self._sender.delta_report
-        return report
-
-    def ask_dense(self) -> None:
-        """Makes the next update of a plan with options.delta send all, on all ranks. One process's request is enough."""
-        if self._sender is not None:
-            self._sender.ask_dense()
-
-    def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
 
 
 def _agreed(action: Callable[[], Any]) -> list[Any]:
@@ -282,16 +227,11 @@ def refusals(generation: Any) -> list[str]:
     return reasons
 
 
-def install(plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, "os.PathLike[str]"] = "refit-auto", check: bool = False,
-            check_every: int = 0, snapshot_on_host: bool = False, version: Optional[Callable[[], str]] = None,
-            timeout: float = TIMEOUT_SECONDS) -> Updates:
-    """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `plan`: a path that
-    training processes and vLLM's workers can read, a `Plan`, a job as a dict, or "auto": then the job is that of the trainer and the
-    server, and is saved in the folder `save_to`. `on_refusal`: "framework" has TRL move the weights if Refit is refused before the first
-    update; then `check`, `check_every` and `version` do nothing. `check`: after each update all ranks compare what they hold, as
-    `Executor.run(check=True)` does; `check_every=K`: after the first and each K-th. `snapshot_on_host`: of training processes, as `Executor`
-    has it. `version`: the main process calls it at each update, and vLLM's weight version becomes what it returns. `timeout`: seconds. Call `install` again to replace the
-    plan."""
+def install(plan: auto.Given, *, on_refusal: str = "raise", version: Optional[Callable[[], str]] = None, **options: Any) -> Updates:
+    """Makes the trainers of this process that generate by TRL's VLLMGeneration refit their vLLM server. `options` are
+    those of `trainers.Adapter`, `plan` among them. `on_refusal`: "framework" has TRL move the weights if Refit is refused before the first
+    update; then `check`, `check_every` and `version` do nothing. `version`: the main process calls it at each update, and vLLM's weight
+    version becomes what it returns. Call `install` again to replace the plan."""
     release = importlib.metadata.version("trl")
     for owner, name, wanted in _METHODS:
         method = getattr(owner, name, None)
@@ -300,7 +240,7 @@ def install(plan: auto.Given, *, on_refusal: str = "raise", save_to: Union[str, 
         if found != wanted:
             raise FailedPrecondition(f"TRL {release} has {'no' if found is None else 'another'} {owner.__name__}.{name}"
                                      f"({'' if found is None else ', '.join(found)}); wanted ({', '.join(wanted)}), as of TRL 1.16")
-    updates = Updates(plan, on_refusal=on_refusal, save_to=save_to, check=check, check_every=check_every, snapshot_on_host=snapshot_on_host, version=version, timeout=timeout)
+    updates = Updates(plan, on_refusal=on_refusal, version=version, **options)
 
     def init_communicator(self: Any, device: Any = 0) -> None:
         updates.check_server(self, lambda: ORIGINALS["init_communicator"](self, device))

@@ -19,25 +19,30 @@ from typing import Any, AsyncGenerator, Iterable, Iterator, Optional
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout import base as rollout_base
 
-from refit import trainers
+from refit import trainers, vllm
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, DeltaReport
 from refit.rendezvous import ray_unique_id
-from refit.vllm import BACKEND, load_plan
+from refit.vllm import BACKEND
 
 WIRE_FORMAT = "refit"
 
+# What plan="auto" reads in this process: the actor's engine, or the configuration of the rollout.
+_actor: Any = None
+_rollout_config: Any = None
 
-class Sender(trainers.Sender):
-    keep_them_there = ("keep parameters on the GPU (param_offload=False) and let the engine yield live shards "
-                       "(VERL_ENGINE_VENDOR=refit)")
+
+def destination_of(config: Any) -> dict[str, Any]:
+    """The destination of a job for verl's rollout of this configuration: one engine."""
+    return vllm.destination_of({
+        "vllm": importlib.import_module("vllm").__version__, "dtype": config.dtype, "quantization": getattr(config, "quantization", None),
+        "tensor_parallel": config.tensor_model_parallel_size, "pipeline_parallel": config.pipeline_model_parallel_size,
+        "data_parallel": config.data_parallel_size, "expert_parallel": config.expert_parallel_size > 1, "expert_placements": [],
+        "moe_backends": []})
 
 
 @CheckpointEngineRegistry.register(BACKEND)
-class RefitCheckpointEngine(CheckpointEngine):
-    """A trainer's or a rollout rank's part in verl's update_weights. `plan`: a path that trainers and vLLM's workers can read.
-    `check`: after each update all ranks compare what they hold, as `Executor.run(check=True)` does; `check_every=K`: after the first and
-    each K-th. `snapshot_on_host`: of trainers, as `Executor` has it.
+class RefitCheckpointEngine(trainers.Adapter, CheckpointEngine):
+    """A trainer's or a rollout rank's part in verl's update_weights. Its options are those of `trainers.Adapter`.
 
     verl makes a process group before every update. Here ranks meet at the first, and again at the one after a failed update:
     the plan's own executor stays. Where vLLM sleeps before updates (rollout.free_cache_engine), all bind anew at each: its weights
@@ -45,14 +50,13 @@ class RefitCheckpointEngine(CheckpointEngine):
     """
 
     wire_format = WIRE_FORMAT
+    keep_them_there = ("keep parameters on the GPU (param_offload=False) and let the engine yield live shards "
+                       "(VERL_ENGINE_VENDOR=refit)")
 
-    def __init__(self, bucket_size: int, plan: Any, is_master: bool = False, device: Any = "cuda",
-                 timeout: float = TIMEOUT_SECONDS, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False):
-        self._plan_path, self._plan = plan, load_plan(plan)
-        self._device, self._timeout, self._check = device, timeout, False  # trainer 0 says before each update whether it is checked
-        self._checks = trainers.Checks(check, check_every)
+    def __init__(self, bucket_size: int, plan: Any, is_master: bool = False, device: Any = "cuda", **options: Any):
+        trainers.Adapter.__init__(self, plan, **options)
+        self._device, self._check = device, False  # trainer 0 says before each update whether it is checked
         self._is_master = is_master
-        self._sender = Sender(self._plan, timeout=timeout, check=False, snapshot_on_host=snapshot_on_host)
         self._meeting: Optional[bytes] = None
         self._rank: Optional[int] = None
         self._engine_sleeps = False  # of a rollout rank, which hears it at its first update
@@ -60,30 +64,36 @@ class RefitCheckpointEngine(CheckpointEngine):
 
     def prepare(self) -> dict[str, Any]:
         # Rank 0 makes the id that all ranks meet by, and keeps it while updates succeed.
-        if self._is_master and not self._sender.joined:
+        if self._is_master and (self._sender is None or not self._sender.joined):
             self._meeting = ray_unique_id()
-        return {"plan": self._plan.digest, "source_ranks": self._plan.source_ranks,
-                "destination_ranks": self._plan.destination_ranks,
-                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps, "check": self._is_master and self._checks.next()}
+        plan = self._plan
+        return {**self._said(self._side), "ranks": None if plan is None else (plan.source_ranks, plan.destination_ranks),
+                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps, "check": self._is_master and self._checks.due}
+
+    def _side(self) -> dict[str, Any]:
+        if _rollout_config is not None:
+            return {"destination": destination_of(_rollout_config)}
+        return trainers.source_of(_actor.module) if self._is_master and _actor is not None else {}
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]],
                        ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         first = trainers.first_of(metadata)
-        if (actor_wg_world_size, rollout_world_size) != (first["source_ranks"], first["destination_ranks"]):
+        if first["ranks"] not in (None, (actor_wg_world_size, rollout_world_size)):
             raise InvalidArgument(f"verl has {actor_wg_world_size} trainer and {rollout_world_size} rollout ranks; the plan has "
-                                  f"{first['source_ranks']} source and {first['destination_ranks']} destination ranks")
+                                  f"{first['ranks'][0]} source and {first['ranks'][1]} destination ranks")
         world = actor_wg_world_size + rollout_world_size
         ranks = list(range(world))
         # All bind or none: no rank but vLLM's workers knows what slept.
         told = {"rank": ranks, "meeting": [first["meeting"]] * world, "bind": [any(said["engine_sleeps"] for said in metadata)] * world,
-                "check": [first["check"]] * world}
+                "check": [first["check"]] * world, "job": [trainers.job_of(metadata, rollout_world_size)] * world}
         return ({name: values[:actor_wg_world_size] for name, values in told.items()},
                 {name: values[actor_wg_world_size:] for name, values in told.items()})
 
-    def init_process_group(self, rank: int, meeting: str, bind: bool = False, check: bool = False) -> None:
+    def init_process_group(self, rank: int, meeting: str, bind: bool = False, check: bool = False, job: Optional[dict[str, Any]] = None) -> None:
         """Nothing is connected yet: the trainers' tensors and vLLM's workers come with the update."""
         self._rank, self._meeting, self._bind, self._check = rank, bytes.fromhex(meeting), bind, check
+        self._agree(job or {}, saves=rank == 0)
 
     async def send_weights(self, weights: Iterable[tuple[str, Any]], global_steps: Optional[int] = None) -> dict[str, float]:
         """One refit from this trainer's live shards, which `weights` must be (`LiveShards`): nothing is gathered. Returns metrics, which
@@ -95,15 +105,18 @@ class RefitCheckpointEngine(CheckpointEngine):
         # Of DTensors bind compares the placements with the plan's, so they stay what they are.
         tensors = self._sender.take(weights if isinstance(weights, trainers.LiveShards) else _refused(weights), self._rank, self._meeting)
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
-        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, *trainers.here(self._device), self._bind,
+        device, stream = trainers.here(self._device)
+        await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, device, stream, self._bind,
                                 None if global_steps is None else str(global_steps), self._check)
-        return self._sender.metrics if self._rank == 0 else {}
+        self._checks.passed()
+        found: dict[str, float] = self.metrics
+        return found if self._rank == 0 else {}
 
     async def receive_weights(self, global_steps: Optional[int] = None) -> AsyncGenerator[tuple[str, Any], None]:
         """Yields what `ServerAdapter` tells vLLM's workers, who take the weights, and a function for what it tells this engine."""
         if self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
-        yield "init", {"plan": str(self._plan_path), "meeting": self._meeting.hex(), "timeout": self._timeout}
+        yield "init", {"plan": self._told, "meeting": self._meeting.hex(), "timeout": self._timeout}
         yield "update", {"timeout": self._timeout, "check": self._check, "bind": self._bind}
         yield "engine_sleeps", self.set_engine_sleeps
 
@@ -111,20 +124,8 @@ class RefitCheckpointEngine(CheckpointEngine):
         """Of a rollout rank: whether its engine sleeps and wakes up before each update."""
         self._engine_sleeps = sleeps
 
-    @property
-    def delta_report(self) -> Optional[DeltaReport]:
-        """How this trainer's last update went, as `Executor.delta_report` tells it."""
-        return self._sender.delta_report
-
-    def ask_dense(self) -> None:
-        """Makes the next update of a plan with options.delta send all, on all ranks. One trainer's request is enough."""
-        self._sender.ask_dense()
-
     def finalize(self) -> None:
         """Nothing: executors stay bound for the next update."""
-
-    def close(self) -> None:
-        self._sender.close()
 
 
 def _refused(weights: Any) -> Iterator[tuple[str, Any]]:
@@ -141,6 +142,11 @@ class ServerAdapterMixin:
     Others go on to verl's own."""
 
     _refit_joined: Optional[str] = None  # the meeting
+
+    def __init__(self, *args: Any, **named: Any):
+        global _rollout_config
+        super().__init__(*args, **named)
+        _rollout_config = getattr(self, "config", None)
 
     async def update_weights(self, weights: Any, global_steps: Optional[int] = None, wire_format: str = "named_tensors",
                              **more: Any) -> None:
@@ -176,6 +182,12 @@ class LiveShards:
     """Before a model engine of verl: get_per_tensor_param yields this rank's own live tensors, by the plan's names, and gathers
     nothing. Not for LoRA, whose weights are merged in copies, nor for quantization-aware training, whose weights are quantized in
     copies."""
+
+    def initialize(self) -> None:
+        global _actor
+        super().initialize()  # type: ignore[misc]
+        if not self.__dict__["engine_config"].forward_only:  # that of a reference model
+            _actor = self
 
     def get_per_tensor_param(self, **_: Any) -> tuple[trainers.LiveShards, None]:
         engine: Any = self

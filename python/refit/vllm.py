@@ -22,10 +22,9 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 from refit import auto, vllm_cores, vllm_driver, vllm_worker, weight_memory, workers
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.executor import TIMEOUT_SECONDS, Executor, closing_if_it_fails, meet
 from refit.names import shown
 from refit.plan import Plan
-from refit.rendezvous import from_unique_id
 from refit.vllm_draft import WithDraft
 from refit.workers import Reply, WorkerError, checked
 
@@ -45,6 +44,8 @@ BACKEND = "refit"
 # part of the name, the post-hook that makes it again.
 DERIVED = {name: "derive-latent-projections" for name in
            ("W_UV", "W_UK_T", "W_UK_T_dcp_qrep", "W_K", "W_K_scale", "W_V", "W_V_scale")}
+
+load_plan = auto.load
 
 # Buffers of vLLM's attention. They are saved with a model, and vLLM sets them after it loaded one, in whatever way.
 SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
@@ -250,20 +251,14 @@ def job_side(facts: Mapping[str, Any], vision: bool = False) -> str:
     return workers.job_side(side_of(facts, vision), facts)
 
 
-def load_plan(plan: Any) -> Plan:
-    """A plan, from its path or from what `refit.auto.inline` made of it."""
-    return auto.load(plan)
-
-
 def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, model: Any, *, rank: int, device: Any,
                 engine: int = 0, engines: Optional[int] = None, data_parallel: Optional[int] = None, check_backends: bool = True,
-                timeout: float = TIMEOUT_SECONDS) -> Executor:
+                counts: Optional[dict[str, float]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is bound to a vLLM worker's live model. `engines`: of how many that join, and `data_parallel`: how many cores
     each has, if that is known."""
-    meeting = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
     parallel = vllm_config.parallel_config
     with workers.ending_the_meeting(meeting):
-        plan = load_plan(plan)
+        plan = auto.load(plan)
     parameters, buffers = tensors_of(model)
     cores = data_parallel or data_parallel_of(plan, parallel, engines)
     place = workers.place_in_plan(
@@ -272,15 +267,9 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
         job_side=lambda: job_side({**facts_of(vllm_config, model), "data_parallel": cores}),
         without_lora="start vLLM without enable_lora", engines=engines, is_inferred=cores != parallel.data_parallel_size)
     with workers.ending_the_meeting(meeting):
-        if isinstance(meeting, bytes):
-            executor = Executor(plan, place, device=device, rendezvous=from_unique_id(meeting, place, plan.world_size))
-        else:
-            executor = Executor(plan, place, device=device, fabric=meeting)
-    try:
+        executor = meet(plan, place, meeting, device=device, counts=counts)
+    with closing_if_it_fails(executor):
         bind_worker(executor, vllm_config, model, check_backends=check_backends, timeout=timeout)
-    except BaseException:
-        executor.close()  # what is raised keeps it alive
-        raise
     return executor
 
 
@@ -363,7 +352,7 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
             self._refit_check_backends = check_backends
             self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
                                       device=worker.device, engine=engine, engines=engines, data_parallel=data_parallel,
-                                      check_backends=check_backends, timeout=timeout)
+                                      check_backends=check_backends, counts=self.__dict__.setdefault("_refit_counts", {}), timeout=timeout)
         return self._refit_reply(init)
 
     def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False,

@@ -24,11 +24,10 @@ from vllm.distributed.weight_transfer.base import (TrainerInitInfo, TrainerWeigh
 
 from refit import auto, vllm_driver, vllm_worker
 from refit.errors import Error, FailedPrecondition, InvalidArgument
-from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, join
-from refit.names import are_at_other_addresses
+from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, closing_if_it_fails
 from refit.plan import Plan
-from refit.trainers import Checks, Taken, addresses_of, agreed, refusal_of, together
-from refit.vllm import BACKEND, bind_worker, join_worker, load_plan, rank_in_plan, run_worker
+from refit.trainers import Checks, Sender, Taken, agreed, together
+from refit.vllm import BACKEND, bind_worker, join_worker, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
 from refit.vllm_draft import WithDraft
@@ -84,13 +83,13 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
             self.executor = join_worker(init_info.plan, init_info.meeting, self.vllm_config, self._both,
                                         rank=self.parallel_config.rank, device=self.device, engine=init_info.engine,
                                         engines=init_info.engines, check_backends=init_info.check_backends,
-                                        timeout=init_info.timeout)
+                                        counts=self.__dict__.setdefault("_counts", {}), timeout=init_info.timeout)
         self._told_by_the_last(init)
 
     def _planned(self, init_info: RefitInitInfo) -> frozenset[str]:
         """The plan's tensors of this worker; none if join_worker refuses the plan."""
         with contextlib.suppress(Error, OSError):
-            plan = load_plan(init_info.plan)
+            plan = auto.load(init_info.plan)
             return frozenset(plan.tensors(rank_in_plan(plan, self.parallel_config, self.parallel_config.rank, init_info.engine)))
         return frozenset()
 
@@ -174,6 +173,10 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     timeout: float = TIMEOUT_SECONDS
 
 
+_KEEP = ("yield the live shards, not copies, and write the bits of changes into the bitmaps that are bound, or bind anew on all trainers "
+         "(send_weights(bind=True))")
+
+
 def _shards_of(source: Any) -> Optional[Callable[[], Any]]:
     """What yields this rank's own tensors by name, or None. Of vLLM's own source that is its module: before 0.33 it has no
     iter_local, and from then on one that works out each parameter's layout anew, 40 µs each."""
@@ -245,17 +248,21 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         info = self._info
         # Trainers that met count the same updates, also if the last one failed before some of them had counted it.
         self._checks = Checks(False, info.check_every)
-        plan = auto.inline(info.plan) if isinstance(info.plan, Plan) and isinstance(info.meeting, str) else info.plan
-        worker = {"plan": plan, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
+        # A LocalFabric's workers are threads of this process, which take the plan as it is.
+        told = auto.told(info.plan) if isinstance(info.meeting, (str, bytes)) else info.plan
+        worker = {"plan": told, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
         self._together(lambda: self.client.init_weight_transfer_engine(worker), self._join)
 
     _info: RefitTrainerInitInfo
     _checks: Checks
-    executor: Optional[Executor] = None
-    _bound_taken: Optional[Taken] = None  # what `_bound` was read from
+    _sender: Optional[Sender] = None
 
-    def _tensors(self) -> dict[str, Any]:
-        """This rank's shards, by the plan's names."""
+    @property
+    def executor(self) -> Optional[Executor]:
+        return None if self._sender is None else self._sender.executor
+
+    def _tensors(self) -> Taken:
+        """This rank's shards, by the plan's names, with their bitmaps."""
         if hasattr(self.source, "take_local"):  # one of Refit's own
             taken: Taken = self.source.take_local()
             return taken
@@ -269,83 +276,42 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             raise InvalidArgument(f"iter_local of rank {self.rank} yields {len(tensors)} tensors, its metadata says "
                                   f"{len(owned)}: missing {missing[:3]}, unexpected {more[:3]}")
         rename = self._info.names or (lambda name: name)
-        return {rename(name): tensor for name, tensor in tensors.items()}
-
-    def _changes(self, tensors: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
-        """Their bitmaps."""
-        return tensors.changes if isinstance(tensors, Taken) else self._info.changes
-
-    def _note_bound(self, tensors: Mapping[str, Any]) -> None:
-        self._bound = addresses_of(tensors, self._changes(tensors) or {})
-        self._bound_taken = tensors if isinstance(tensors, Taken) else None
-
-    def _moved(self, tensors: Mapping[str, Any]) -> list[str]:
-        """What lies elsewhere than when it was bound."""
-        if tensors is self._bound_taken:
-            return []
-        now = addresses_of(tensors, self._changes(tensors) or {})
-        moved = [name for name in [*now, *(self._bound.keys() - now)] if now.get(name) != self._bound.get(name)]
-        if not moved and isinstance(tensors, Taken):
-            self._bound_taken = tensors
-        return moved
+        return Taken({rename(name): tensor for name, tensor in tensors.items()}, changes=self._info.changes)
 
     def _join(self) -> None:
         info = self._info
         with ending_the_meeting(info.meeting):
-            plan = load_plan(info.plan)
-        try:
+            plan = auto.load(info.plan)
+        self._sender = Sender(plan, timeout=info.timeout, snapshot_on_host=info.snapshot_on_host, keep_them_there=_KEEP)
+
+        def tensors() -> Taken:
             if not 0 <= info.rank < plan.source_ranks:
                 raise InvalidArgument(f"the trainer is rank {info.rank}; the plan has {plan.source_ranks} source ranks")
-            tensors = self._tensors()
-            if refusal := refusal_of(tensors, plan.requirements(info.rank)):
-                raise FailedPrecondition(refusal)
-        except BaseException as error:
-            end_meeting(info.meeting, f"rank {info.rank}: {error}", rank=info.rank, world_size=plan.world_size)
-            raise
-        self._note_bound(tensors)
-        changes = self._changes(tensors)
-        if isinstance(info.meeting, (str, bytes)):
-            unique_id = bytes.fromhex(info.meeting) if isinstance(info.meeting, str) else info.meeting
-            self.executor = join(plan, info.rank, tensors, unique_id=unique_id, device=info.device,
-                                 changes=changes, snapshot_on_host=info.snapshot_on_host, timeout=info.timeout)
-        else:
-            executor = Executor(plan, info.rank, device=info.device, fabric=info.meeting,
-                                snapshot_on_host=info.snapshot_on_host)
-            try:
-                self.executor = executor.bind(tensors, changes=changes, timeout=info.timeout)
-            except BaseException:
-                executor.close()
-                raise
+            return self._tensors()
+
+        self._sender.bind(info.rank, info.meeting, self._sender.take(tensors, info.rank, info.meeting), info.device)
 
     def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False, bind: bool = False) -> None:
         """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks
         compare what they hold, as `Executor.run(check=True)` does; give it on all trainers alike. `dense`, on one trainer or more: a refit
         of a plan with options.delta that sends all. `bind`, on all trainers alike: bind anew before, because an engine slept or a
         tensor moved since the last time. It connects first if the last refit failed."""
-        if self.executor is None:
+        sender, info = self._sender, self._info
+        if sender is None or sender.executor is None:
             raise FailedPrecondition("this trainer did not join, or was shut down")
-        check = self._checks.next() or check
-        executor, timeout = self.executor, self._info.timeout
-        try:
-            tensors = self._tensors()
-            moved = [] if bind else self._moved(tensors)
-            if moved:
-                raise FailedPrecondition(
-                    f"{are_at_other_addresses(moved)} than when the trainer bound; Refit reads "
-                    "the trainer's own memory: yield the live shards, not copies, and write the bits of changes into the bitmaps that are "
-                    "bound, or bind anew on all trainers (send_weights(bind=True))")
-        except BaseException:
-            self.shutdown()  # no rank is left waiting: they end with this one
-            raise
+        check = self._checks.due or check
+        tensors = sender.take(self._tensors, info.rank, info.meeting)
+        if not bind:
+            with closing_if_it_fails(sender):  # no rank is left waiting: they end with this one
+                sender.bind(info.rank, info.meeting, tensors, info.device)
 
         def own_part() -> None:
             if bind:
-                make_whole(executor, timeout)
-                executor.bind(tensors, changes=self._changes(tensors), timeout=timeout)
-                self._note_bound(tensors)
-            executor.run(timeout=timeout, check=check, dense=dense, version=version)
+                sender.bind(info.rank, info.meeting, tensors, info.device, anew=True)
+            sender.run(None, version, check, dense)
+            self._checks.passed()
 
-        self._together(lambda: update_by(self.client, {"timeout": timeout, "check": check, "bind": bind}, version), own_part)
+        self._together(lambda: update_by(self.client, {"timeout": info.timeout, "check": check, "bind": bind}, version), own_part)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -357,6 +323,10 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         """How this trainer's last refit went, as `Executor.delta_report` tells it."""
         return None if self.executor is None else self.executor.delta_report
 
+    def moved(self, tensors: Taken) -> list[str]:
+        """What lies elsewhere than when it was bound."""
+        return [] if self._sender is None else self._sender.moved(self._info.rank, tensors)
+
     def _together(self, tell: Callable[[], Any], own_part: Callable[[], Any]) -> None:
         if self.is_sender:
             together(tell, own_part, self._info.timeout, self._give_up)
@@ -364,13 +334,11 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             own_part()
 
     def _give_up(self, error: BaseException) -> None:
-        """On another thread: ends what the own part waits in, because the engine failed."""
-        if self.executor is not None:
-            self.executor.interrupt()
+        if self._sender is not None:
+            self._sender.give_up(error)
         else:
             end_meeting(self._info.meeting, f"the engine failed: {error}")
 
     def shutdown(self) -> None:
-        if self.executor is not None:
-            self.executor.close()
-            self.executor = None
+        if self._sender is not None:
+            self._sender.close()

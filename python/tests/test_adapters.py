@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 
+import numpy as np
 import pytest
 
 import refit
@@ -184,8 +185,8 @@ class Told:
 
 def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, backend, monkeypatch, tmp_path):
     asked, client = [], Told()
-    executor = types.SimpleNamespace(run=lambda timeout, check, dense, version: asked.append((version, check)), close=lambda: None)
-    monkeypatch.setattr(backend, "join", lambda *_, **__: executor)
+    executor = types.SimpleNamespace(run=lambda stream, timeout, check, dense, version: asked.append((version, check)), close=lambda: None)
+    monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: executor)
     source = types.SimpleNamespace(iter_local=lambda: iter({}.items()))
     info = backend.RefitTrainerInitInfo(rank=0, plan=tiny_job, meeting="00", device="cpu", check_every=2, save_to=tmp_path)
     trainer = backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
@@ -202,8 +203,8 @@ def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, backe
 
 def test_trainers_of_vllms_backend_that_meet_anew_count_the_same_updates(plan_path, backend, monkeypatch):
     asked = {0: [], 1: []}
-    monkeypatch.setattr(backend, "join", lambda plan, rank, *_, **__: types.SimpleNamespace(
-        run=lambda timeout, check, dense, version: asked[rank].append(check), close=lambda: None))
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, *_, **__: types.SimpleNamespace(
+        run=lambda stream, timeout, check, dense, version: asked[rank].append(check), close=lambda: None))
     trainers = []
     for rank in range(2):
         info = backend.RefitTrainerInitInfo(rank=rank, is_sender=False, plan=str(plan_path), meeting="00", device="cpu", check_every=3)
@@ -224,7 +225,7 @@ def test_trainers_of_vllms_backend_that_meet_anew_count_the_same_updates(plan_pa
 @pytest.mark.parametrize("bind", [False, True])
 def test_a_trainer_of_vllms_backend_without_its_tensors_leaves_nobody_waiting(plan_path, backend, monkeypatch, bind):
     closed = []
-    monkeypatch.setattr(backend, "join", lambda *_, **__: types.SimpleNamespace(close=lambda: closed.append(True)))
+    monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: types.SimpleNamespace(close=lambda: closed.append(True)))
     shards = {}
     source = types.SimpleNamespace(iter_local=lambda: iter(shards.items()))
     info = backend.RefitTrainerInitInfo(rank=1, is_sender=False, plan=str(plan_path), meeting="00", device="cpu")
@@ -328,6 +329,91 @@ MODEL = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_s
          "torch_dtype": "bfloat16"}
 
 
+class Module:
+    """A trained module of one parameter, with a config."""
+
+    config = types.SimpleNamespace(to_dict=lambda: dict(MODEL))
+
+    def named_parameters(self):
+        return {"norm.weight": types.SimpleNamespace(dtype=np.dtype("float32"))}.items()
+
+
+@pytest.fixture
+def two_trainers(monkeypatch):
+    """torch as the trainers and the rollout of two processes each have it."""
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(
+        distributed=types.SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 2)))
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(__version__="0.32.0"))
+
+
+WANTED = {"source": {"layout": "fsdp", "data_parallel": 1, "dtype": "fp32", "replicas": 2},
+          "destination": {"layout": "vllm", "version": "0.32", "dtype": "bf16", "replicas": 2}}
+
+
+def test_verl_makes_its_plan_of_what_both_sides_say(verl, two_trainers, monkeypatch, tmp_path):
+    master = verl.RefitCheckpointEngine(1 << 20, plan="auto", is_master=True, device="cpu", save_to=tmp_path / "auto")
+    others = [verl.RefitCheckpointEngine(1 << 20, plan="auto", device="cpu", save_to=tmp_path / "other") for _ in range(3)]
+    assert (master.metrics, master.stats, master.delta_report) == ({}, None, None)
+    master.close()
+    Base = type("Base", (), {"initialize": lambda self: setattr(self, "module", Module())})
+    actor = type("Engine", (verl.LiveShards, Base), {})()
+    actor.engine_config = types.SimpleNamespace(forward_only=True)
+    actor.initialize()
+    assert verl._actor is None  # a reference model
+    actor.engine_config.forward_only = False
+    actor.initialize()
+    monkeypatch.setattr(verl, "ray_unique_id", lambda: b"id")
+    metadata = [master.prepare(), others[0].prepare()]
+    config = types.SimpleNamespace(tensor_model_parallel_size=1, pipeline_model_parallel_size=1, data_parallel_size=1, expert_parallel_size=1,
+                                   dtype="bfloat16", quantization=None)
+    type("Server", (verl.ServerAdapterMixin, type("Theirs", (), {"__init__": lambda self, config: setattr(self, "config", config)})), {})(config)
+    metadata += [other.prepare() for other in others[1:]]
+    trainers, rollout = master.build_topology(2, 2, metadata)
+    for engine, side, i in ((master, trainers, 0), (others[0], trainers, 1), (others[1], rollout, 0), (others[2], rollout, 1)):
+        engine.init_process_group(**{name: values[i] for name, values in side.items()})
+    plan = refit.Plan.load(tmp_path / "auto" / "plan.refit")
+    assert [engine._plan for engine in (master, *others)] == [plan] * 4 and not (tmp_path / "other").exists()
+    job = json.loads((tmp_path / "auto" / "job.json").read_text())
+    assert {side: job[side] for side in WANTED} == WANTED
+
+    async def told():
+        return [item async for item in others[1].receive_weights()]
+
+    assert refit.auto.load(dict(asyncio.run(told()))["init"]["plan"]) == plan
+    # From then on nobody says it again.
+    assert [engine.prepare()["side"] for engine in (master, *others)] == [None] * 4
+    with pytest.raises(refit.InvalidArgument, match='plan="auto": no rank knows the model and the source: write a job'):
+        master.build_topology(2, 2, [{**said, "side": {"destination": WANTED["destination"]}} for said in metadata])
+    with pytest.raises(refit.InvalidArgument, match="engines of 4 workers each have 2 workers together"):
+        config.tensor_model_parallel_size = 4
+        refit.trainers.job_of([{"side": {"destination": verl.destination_of(config), "model": MODEL, "source": WANTED["source"]}}], 2)
+
+
+def test_nemo_rl_makes_its_plan_of_what_both_sides_say(two_trainers, monkeypatch, tmp_path):
+    module(monkeypatch, "nemo_rl.utils.checkpoint_engines.base", CheckpointEngine=object)
+    nemo_rl = adapter(monkeypatch, "nemo_rl")
+    monkeypatch.setattr(nemo_rl, "ray_unique_id", lambda: b"id")
+    policy, rollout = [nemo_rl.CheckpointEngine(1 << 20, "auto", device="cpu", save_to=tmp_path / name) for name in ("auto", "other")]
+
+    async def theirs(self, method, more=None):
+        return method
+
+    worker = type("Worker", (nemo_rl.LiveShards, type("Theirs", (), {"checkpoint_engine_rpc": theirs})), {})()
+    worker.cfg, worker.model = {}, Module()
+    asyncio.run(worker.checkpoint_engine_rpc("init_checkpoint_engine"))
+    metadata = [policy.prepare(), {"plan": None, "side": {}, "meeting": None}]
+    parallel = types.SimpleNamespace(world_size=1, data_parallel_size=1, data_parallel_index=0)
+    monkeypatch.setattr(nemo_rl, "_vllm_worker", types.SimpleNamespace(
+        rank=0, vllm_config=types.SimpleNamespace(parallel_config=parallel), refit_facts=lambda: {
+            "vllm": "0.32.0", "dtype": "bfloat16", "quantization": None, "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1,
+            "expert_parallel": False, "expert_placements": [], "moe_backends": []}))
+    metadata += [rollout.prepare()] * 2
+    policy.init_policy_process_group(worker_rank=0, train_world_size=2, rollout_world_size=2, metadata=metadata)
+    rollout.init_rollout_process_group(rollout_rank=1, train_world_size=2, rollout_world_size=2, metadata=metadata)
+    assert policy._plan == rollout._plan == refit.Plan.load(tmp_path / "auto" / "plan.refit") and rollout._engine == 1
+    assert {side: json.loads((tmp_path / "auto" / "job.json").read_text())[side] for side in WANTED} == WANTED
+
+
 @pytest.fixture
 def trained(trl, monkeypatch, tmp_path):
     """A TRL whose trainers' module has a config, whose server is a vLLM of one worker; and what its own methods and Refit's are told."""
@@ -338,7 +424,7 @@ def trained(trl, monkeypatch, tmp_path):
     told = []
     monkeypatch.setattr(found.Updates, "_tell", lambda self, url, meeting, check, version: told.append("refit"))
     monkeypatch.setattr(found.HTTPClient, "destination", lambda self: {"layout": "vllm", "version": "0.32", "dtype": "bf16"})
-    monkeypatch.setattr(found, "Sender", lambda plan, **_: vars(sent := Sent()).update(plan=plan) or sent)
+    monkeypatch.setattr(refit.trainers, "Sender", lambda plan, **_: vars(sent := Sent()).update(plan=plan) or sent)
     monkeypatch.setattr(found, "PartialState", lambda: types.SimpleNamespace(num_processes=2))
     monkeypatch.setitem(found.ORIGINALS, "sync_weights", lambda generation: told.append(generation.accelerator.process_index))
 

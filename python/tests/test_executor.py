@@ -234,6 +234,9 @@ def test_a_bind_that_fails_after_it_took_effect_holds_its_tensors(tiny_job, weig
         def run(self, stream, addresses, *given):
             self.addresses = addresses
 
+        def counters(self):
+            return {"bytes_sent": 0, "bytes_received": 0}
+
     executor._core = Recording()
     tensors = worker_tensors(weights, executor.plan)[0]
     for takes_effect in (0, 1):

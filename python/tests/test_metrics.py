@@ -66,6 +66,53 @@ def test_metrics_count_updates_and_failures(ranks):
     assert executors[0].metrics()["failed_updates_total"] == 1 and "seconds" not in executors[0].metrics()
 
 
+def test_updates_that_are_waited_for_at_once_all_count(ranks):
+    executors, each = ranks
+    assert not any(each(lambda executor: [executor.run(wait=False, timeout=20) for _ in range(3)] and executor.wait()))
+    for executor in executors:
+        found, stats = executor.metrics(), executor.stats()
+        assert (found["updates_total"], found["sent_bytes_total"]) == (3, 3 * stats["bytes_sent"])
+        assert found["bytes"] == 3 * max(stats["bytes_sent"], stats["bytes_received"])
+
+
+def test_counts_go_on_in_the_executor_that_follows_a_failure(tiny_job):
+    plan, counts = refit.compile(tiny_job), [{} for _ in range(4)]
+
+    def work(rank, fabric, check):
+        executor = refit.Executor(plan, rank, fabric=fabric, counts=counts[rank])
+        with executor.bind({name: np.zeros(info.shape, "f4") for name, info in plan.tensors(rank).items()}, timeout=20):
+            executor.run(check=check and rank == 0, timeout=20)
+
+    with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+        for check in (False, True, False):
+            fabric = refit.LocalFabric(plan.world_size)
+            parts = [threads.submit(work, rank, fabric, check) for rank in range(plan.world_size)]
+            assert all(bool(part.exception()) == check for part in parts)
+    assert [(found["updates_total"], found["failed_updates_total"]) for found in counts] == [(2, 1)] * 4
+
+
+def test_a_delta_counts_what_was_stored(tiny_job):
+    plan = refit.compile({**tiny_job, "options": {"delta": True}})
+    fabric, found = refit.LocalFabric(plan.world_size), {}
+
+    def work(rank):
+        tensors = {name: np.zeros(info.shape, "f4") for name, info in plan.tensors(rank).items()}
+        executor = refit.Executor(plan, rank, fabric=fabric).bind(tensors, timeout=20)
+        executor.run(timeout=20)
+        dense = executor.metrics()
+        if rank == 0:
+            tensors["layers.0.weight"][0, 0] = 1
+        executor.run(timeout=20)
+        found[rank] = dense, executor.metrics(), executor.delta_report
+
+    with concurrent.futures.ThreadPoolExecutor(plan.world_size) as threads:
+        list(threads.map(work, range(plan.world_size)))
+    for rank, (dense, delta, report) in found.items():
+        assert delta["is_delta"] == 1 and delta["bytes"] == report.stored_bytes < dense["bytes"], (rank, delta)
+        for name in ("sent_bytes_total", "received_bytes_total"):
+            assert delta[name] - dense[name] <= report.stored_bytes, (rank, delta)
+
+
 def test_the_time_for_a_bind_has_the_connect_before_it(tiny_job):
     plan = refit.compile(tiny_job)
     fabric, found = refit.LocalFabric(plan.world_size), {}

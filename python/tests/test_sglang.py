@@ -183,10 +183,7 @@ class Engine:
         monkeypatch.setitem(sys.modules, "sglang", types.SimpleNamespace(__version__="0.5.23"))
         self.plan = plan
         self.renewed_fabric()
-        executor = refit.Executor
-        monkeypatch.setattr(refit.sglang, "Executor",
-                            lambda plan, rank, device, rendezvous: executor(plan, rank, fabric=self.fabric))
-        monkeypatch.setattr(refit.sglang, "from_unique_id", lambda *_: None)
+        monkeypatch.setattr(refit.sglang, "meet", lambda plan, rank, meeting, **_: refit.Executor(plan, rank, fabric=self.fabric))
         self.tensors = []
         self.workers = []
         ranks = stages * tensor_parallel

@@ -591,13 +591,13 @@ def test_a_sender_looks_at_tensors_that_changed_alone(tiny_job, monkeypatch):
         for part in path:
             inner = getattr(inner, part, None) or inner.register_module(part, torch.nn.Module()) or getattr(inner, part)
         inner.register_parameter(leaf, torch.nn.Parameter(torch.zeros(info.shape)))
-    executor = types.SimpleNamespace(run=lambda *_, **__: ran.append(True), close=lambda: None, bind=lambda *_, **__: None,
+    executor = types.SimpleNamespace(run=lambda *_, **__: ran.append(True), close=lambda: None, bind=lambda *_, **__: None, state="bound",
                                      metrics=lambda: {"seconds": 0.5, "bytes": 5.0})
     looks = []
     addresses_of = trainers.addresses_of
     monkeypatch.setattr(trainers, "join", lambda *_, **__: executor)
     monkeypatch.setattr(trainers, "addresses_of", lambda *given: looks.append(True) or addresses_of(*given))
-    sender, shards = trainers.Sender(plan, timeout=20, check=False), trainers.LiveShards(module)
+    sender, shards = trainers.Sender(plan, timeout=20), trainers.LiveShards(module)
     assert sender.metrics == {}
     for _ in range(3):
         sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None)
@@ -609,7 +609,7 @@ def test_a_sender_looks_at_tensors_that_changed_alone(tiny_job, monkeypatch):
     sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None, bind=True)
     assert (len(looks), len(ran)) == (3, 5)
     swapped(module.norm.weight)
-    with pytest.raises(refit.FailedPrecondition, match='"norm.weight" is at another address than at the first update: '
+    with pytest.raises(refit.FailedPrecondition, match='"norm.weight" is at another address than when they were bound: '
                                                        "something replaced or moved them"):
         sender.send(0, b"a", sender.take(shards, 0, b"a"), "cpu", None)
     assert len(ran) == 5 and sender.metrics == {}

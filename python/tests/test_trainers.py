@@ -1,5 +1,4 @@
 """What refit.trainers does for all adapters."""
-import asyncio
 import concurrent.futures
 import contextlib
 import sys
@@ -25,26 +24,11 @@ def never(_):
     raise AssertionError("the own part ends by itself")
 
 
-def together_async(tell, own_part, timeout, give_up=never):
-    async def told():
-        await asyncio.sleep(3600 if tell is forever else 0)
-        tell()
-
-    async def both():
-        await refit.trainers.together_async(told(), own_part, timeout, give_up)
-
-    asyncio.run(both())
-
-
-def together_on_a_thread(tell, own_part, timeout, give_up=never):
+def together(tell, own_part, timeout, give_up=never):
     refit.trainers.together(tell, own_part, timeout, give_up)
 
 
-both = pytest.mark.parametrize("together", [together_on_a_thread, together_async])
-
-
-@both
-def test_the_workers_error_is_told_beside_the_trainers(together):
+def test_the_workers_error_is_told_beside_the_trainers():
     theirs = RuntimeError("worker 1: no such plan")
     with pytest.raises(DeadlineExceeded, match="^no word of rank 2\nthe engine: RuntimeError: worker 1: no such plan$") as raised:
         together(lambda: fail(theirs), lambda: fail(DeadlineExceeded("no word of rank 2")), 5)
@@ -58,8 +42,7 @@ def test_the_workers_error_is_told_beside_the_trainers(together):
         together(lambda: None, lambda: fail(Aborted("rank 1 is gone")), 5)
 
 
-@both
-def test_an_engine_that_does_not_answer_is_an_error(monkeypatch, together):
+def test_an_engine_that_does_not_answer_is_an_error(monkeypatch):
     monkeypatch.setattr(refit.trainers, "GRACE_SECONDS", 0.25)
     with pytest.raises(DeadlineExceeded, match="the engine has not answered 0.75 s later"):
         together(forever, lambda: None, 0.5)
@@ -67,12 +50,11 @@ def test_an_engine_that_does_not_answer_is_an_error(monkeypatch, together):
         together(forever, lambda: fail(Aborted("rank 1 is gone")), 0.5)
 
 
-@both
-def test_trainers_do_not_wait_for_an_engine_that_failed(tiny_job, monkeypatch, together):
+def test_trainers_do_not_wait_for_an_engine_that_failed(tiny_job, monkeypatch):
     monkeypatch.setattr(refit.trainers, "GIVE_UP_SECONDS", 0.1)
     plan = refit.compile(tiny_job)
     meeting = refit.rendezvous.unique_id()
-    sender = refit.trainers.Sender(plan, timeout=60, check=False)
+    sender = refit.trainers.Sender(plan, timeout=60)
     tensors = [{name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(rank).items()} for rank in range(2)]
     with concurrent.futures.ThreadPoolExecutor() as threads:
         other = threads.submit(refit.join, plan, 1, tensors[1], unique_id=meeting, device="cpu", timeout=60)
@@ -86,7 +68,7 @@ def test_trainers_do_not_wait_for_an_engine_that_failed(tiny_job, monkeypatch, t
 def test_nobody_waits_for_a_trainer_whose_tensors_are_refused(tiny_job, refused):
     plan = refit.compile(tiny_job)
     meeting = refit.rendezvous.unique_id()
-    sender = refit.trainers.Sender(plan, timeout=60, check=False)
+    sender = refit.trainers.Sender(plan, timeout=60)
 
     def shards():
         yield "a", fail(ValueError("it is in fp8"))
@@ -117,7 +99,7 @@ def test_what_a_plan_requires_of_a_trainer_is_compared(models, planned, found, r
     if not remedy:
         return
     meeting = refit.rendezvous.unique_id()
-    sender = refit.trainers.Sender(plan, timeout=60, check=False)
+    sender = refit.trainers.Sender(plan, timeout=60)
     with concurrent.futures.ThreadPoolExecutor() as threads:
         other = threads.submit(refit.join, plan, 1, {}, unique_id=meeting, device="cpu", timeout=60)
         with pytest.raises(refit.FailedPrecondition, match="^Megatron has the gate and up rows"):
@@ -141,11 +123,15 @@ def test_a_requirement_of_a_trainer_that_nobody_compares_refuses():
 def test_each_kth_update_is_checked_from_the_first():
     def checked(check, every):
         checks = refit.trainers.Checks(check, every)
-        return [checks.next() for _ in range(5)]
+        return [(checks.due, checks.passed())[0] for _ in range(5)]
 
     assert checked(False, 0) == [False] * 5 and checked(True, 3) == [True] * 5
     assert checked(False, 1) == [True] * 5
     assert checked(False, 3) == [True, False, False, True, False]
+    checks = refit.trainers.Checks(False, 3)
+    assert [checks.due, checks.due] == [True, True]  # the first failed, so the second is checked in its place
+    checks.passed()
+    assert checks.due is False
     for every in (-1, 2.0, True, "3"):
         with pytest.raises(refit.InvalidArgument, match="check_every is .*; wanted a whole number"):
             refit.trainers.Checks(False, every)
@@ -180,14 +166,14 @@ class Shard(np.ndarray):
 def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
     plan = refit.compile({**tiny_job, "options": {"delta": {"changes": "bitmap"}}})
     fabric = refit.LocalFabric(plan.world_size)
-    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, **options:
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, counts, **options:
                         refit.Executor(plan, rank, fabric=fabric, snapshot_on_host=snapshot_on_host).bind(tensors, **options))
     tensors = [{name: np.zeros(info.shape, np.float32).view(Shard) for name, info in plan.tensors(rank).items()}
                for rank in range(plan.world_size)]
     for held in tensors[:plan.source_ranks]:
         for tensor in held.values():
             tensor.refit_changes = np.zeros((tensor.size + 31) // 32, "u4")
-    senders = [refit.trainers.Sender(plan, timeout=20, check=False, snapshot_on_host=True) for _ in range(plan.source_ranks)]
+    senders = [refit.trainers.Sender(plan, timeout=20, snapshot_on_host=True) for _ in range(plan.source_ranks)]
     receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}
 
     def send(rank):
@@ -224,9 +210,9 @@ def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
 def test_trainers_bind_anew_if_all_ranks_are_told_so(tiny_job, monkeypatch):
     plan = refit.compile({**tiny_job, "options": {"delta": True}})
     fabric = refit.LocalFabric(plan.world_size)
-    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, **options:
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, counts, **options:
                         refit.Executor(plan, rank, fabric=fabric).bind(tensors, **options))
-    senders = [refit.trainers.Sender(plan, timeout=20, check=False) for _ in range(plan.source_ranks)]
+    senders = [refit.trainers.Sender(plan, timeout=20) for _ in range(plan.source_ranks)]
     receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}
     tensors = [{name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(rank).items()} for rank in range(plan.world_size)]
 
@@ -254,7 +240,7 @@ def test_trainers_bind_anew_if_all_ranks_are_told_so(tiny_job, monkeypatch):
 
 def test_a_dense_update_may_be_asked_for_while_one_runs(tiny_job, monkeypatch):
     plan = refit.compile(tiny_job)
-    sender = refit.trainers.Sender(plan, timeout=20, check=False)
+    sender = refit.trainers.Sender(plan, timeout=20)
     asked = []
 
     def run(stream, dense, **_):
@@ -283,7 +269,7 @@ def test_the_thread_that_sends_has_the_ranks_gpu_current(tiny_job, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(device=device)))
     executor = types.SimpleNamespace(run=lambda *_, **__: done.append("run"))
     monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: done.append("join") or executor)
-    refit.trainers.Sender(plan, timeout=20, check=False).send(0, b"a", shards_of(plan), "cuda:1", None)
+    refit.trainers.Sender(plan, timeout=20).send(0, b"a", shards_of(plan), "cuda:1", None)
     assert done == ["to cuda:1", "join", "run", "back"]
 
 
@@ -292,7 +278,7 @@ def test_weights_that_fail_on_their_way_leave_no_rank_waiting(tiny_job, monkeypa
     closed = []
     executor = types.SimpleNamespace(run=lambda *_, **__: None, close=lambda: closed.append(True))
     monkeypatch.setattr(refit.trainers, "join", lambda *_, **__: executor)
-    sender = refit.trainers.Sender(plan, timeout=20, check=False)
+    sender = refit.trainers.Sender(plan, timeout=20)
     sender.send(0, b"a", sender.take(shards_of(plan).items(), 0, b"a"), "cpu", None)
     assert sender.joined and not closed
 
@@ -320,7 +306,7 @@ def bound_by_send(plan, tensors, monkeypatch):
 
     monkeypatch.setattr(refit.trainers, "join", join)
     with pytest.raises(Aborted):
-        refit.trainers.Sender(plan, timeout=20, check=False).send(0, b"a", tensors, "cpu", None)
+        refit.trainers.Sender(plan, timeout=20).send(0, b"a", tensors, "cpu", None)
     return bound
 
 

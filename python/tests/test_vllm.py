@@ -841,8 +841,8 @@ def test_a_worker_in_a_backend_of_another_order_is_refused_and_the_trainer_hears
 
 def test_no_executor_stays_open_behind_another(trainer_and_worker, monkeypatch):
     made = []
-    executor = refit.vllm.Executor
-    monkeypatch.setattr(refit.vllm, "Executor", lambda *given, **named: made.append(executor(*given, **named)) or made[-1])
+    executor = refit.executor.Executor
+    monkeypatch.setattr(refit.executor, "Executor", lambda *given, **named: made.append(executor(*given, **named)) or made[-1])
     plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON")
     trainer.close()
     fabric = refit.LocalFabric(2)

@@ -190,7 +190,7 @@ def trainer(case, plan, rank, device, directory):
     """How many tensors were sent, and what is wrong."""
     model, side, _, frozen = CASES[case]
     training, undisturbed = Training(model, side, frozen), Training(model, side, frozen)
-    sender, compared, lines = trainers.Sender(plan, timeout=TIMEOUT_SECONDS, check=False), 0, []
+    sender, compared, lines = trainers.Sender(plan, timeout=TIMEOUT_SECONDS), 0, []
     for step in range(1, STEPS + 1):
         hooks_off = UPDATES.get(step, False)
         training.step(hooks_off)

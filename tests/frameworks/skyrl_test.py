@@ -44,7 +44,7 @@ from skyrl.backends.skyrl_train.inference_servers.utils import build_vllm_cli_ar
 from skyrl.backends.skyrl_train.weight_sync.weight_senders import SkyrlTrainerCapabilities, teardown_engine
 from skyrl.backends.skyrl_train.workers.fsdp.fsdp_worker import FSDPPolicyWorkerBase
 from skyrl.train.entrypoints.main_base import BasePPOExp
-from trainer_worlds import (BITMAP_UPDATES, BITMAPS, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
+from trainer_worlds import (BITMAP_UPDATES, BITMAPS, CONFIG, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
                             sharded, told, vllm_facts, with_bitmaps)  # fmt: skip
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.rl.online import api_router as rl_routes
@@ -84,7 +84,7 @@ def experiment(cfg):
             setattr(BasePPOExp, name, function)
     (policy, critic, reference), = made
     assert (critic, reference) == ("critic", "reference")
-    return policy.__ray_metadata__.modified_class
+    return policy if isinstance(policy, str) else policy.__ray_metadata__.modified_class
 
 
 def serve_trainer(pipe, path, rank, directory, urls, bitmaps, strategy):
@@ -100,6 +100,7 @@ def serve_trainer(pipe, path, rank, directory, urls, bitmaps, strategy):
     worker.cfg, worker._is_lora, worker.refit_device = cfg.trainer, False, "cpu"
 
     def hold(module):
+        module.config = types.SimpleNamespace(to_dict=CONFIG.copy)
         worker.model = types.SimpleNamespace(model=None if strategy == "megatron" else module)
         worker.actor_module = [module] if strategy == "megatron" else None
 
@@ -296,6 +297,8 @@ def mistakes_are_told_before_anything_starts(path):
     # All at once.
     cfg = configuration(path, "trainer.placement.colocate_all=true", "trainer.policy.model.lora.rank=8", "trainer.strategy=jax")
     assert len(refit.skyrl.refusals(cfg.trainer, cfg.generator.inference_engine)) == 3
+    assert experiment(configuration(path, "trainer.policy.model.lora.rank=8", "refit.on_refusal=framework")) == "policy"  # SkyRL's own
+    assert 'on_refusal is "' in told(lambda: experiment(configuration(path, "trainer.strategy=jax", "refit.on_refusal=nccl"))).replace("'", '"')
     assert "refit.plan is not set" in told(lambda: experiment(configuration("")))
     cfg = configuration(path)
     experiment(cfg)
@@ -366,6 +369,19 @@ def updates_that_send_what_changed(path):
                 check_reports(on_all(trainers, ("report", None)), update)
 
 
+def a_plan_of_what_runs(path):
+    plan_of(TRAINERS, replicas=ENGINES).save(path)
+    folder = pathlib.Path(path).parent / "auto"
+    with world(f"{path} refit.plan=auto refit.save_to={folder}") as (trainers, engines):
+        assert on_all(trainers, ("init", None)) == [None, None]
+        for step in (1, 2):
+            answers = on_all(trainers, ("update", step))
+            assert answers == [None, None], answers
+            assert [wrong for wrong, *_ in on_all(engines, ("differences", step))] == [[], []]
+    job = refit.Plan.load(folder / "plan.refit").job
+    assert (job["source.data_parallel"], job["destination.replicas"]) == (str(TRAINERS), str(ENGINES)), job
+
+
 def engines_that_sleep_before_each_update(path):
     plan_of(TRAINERS, replicas=ENGINES).save(path)
     with world(f"{path} generator.inference_engine.offload_kv_for_weight_sync=true") as (trainers, engines):
@@ -416,6 +432,7 @@ def run(path):
     plan_of(TRAINERS, replicas=ENGINES).save(path)
     mistakes_are_told_before_anything_starts(path)
     updates(path)
+    a_plan_of_what_runs(path)
     engines_that_sleep_before_each_update(path)
     drafters_are_updated_with_the_model(path)
     updates_that_send_what_changed(path)

@@ -341,7 +341,7 @@ def run(path):
             raise AssertionError("a mesh that the plan does not have was accepted")
         # An update that fails is told on all ranks, and the next one succeeds.
         for step, first, told_by_it in ((3, "update a part", "rank 0 yields 24 tensors, at the first update 25: missing ["),
-                                        (5, "move", "more tensors are at other addresses than at the first update"),
+                                        (5, "move", "more tensors are at other addresses than when they were bound"),
                                         (7, "update gathered", "the actor's engine yields a generator, whole tensors that verl gathers; "
                                          "wanted refit.verl.LiveShards: VERL_ENGINE_VENDOR is refit")):
             _, answers = update(ranks, step, first)
