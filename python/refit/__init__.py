@@ -18,15 +18,16 @@ from refit.errors import (Aborted, BindError, Cancelled, DataLoss, DeadlineExcee
                           FileError, FileNotFound, InvalidArgument, JobError, JobWarning, MergeError, NotFound,
                           PermissionDenied, ProofError, Unavailable, Unimplemented)
 from refit.executor import DeltaReport, Digest, Executor, cast_and_mark, join, nccl_library, run_local, ucx_library
+from refit.loading import Loaded, load
 from refit.merging import merge
 from refit.plan import Difference, Plan, PostHook, Proof, Stats, TensorInfo, compile
 
 __all__ = [
     "Aborted", "Beyond", "BindError", "Cancelled", "DataLoss", "DeadlineExceeded", "DeltaReport", "Difference", "Digest", "Error",
     "Executor", "FailedPrecondition",
-    "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "LocalFabric", "MergeError",
+    "FileDenied", "FileError", "FileNotFound", "InvalidArgument", "JobError", "JobWarning", "Loaded", "LocalFabric", "MergeError",
     "NotFound", "PermissionDenied", "Plan", "PostHook", "Proof", "ProofError", "Report", "Stats", "TensorInfo", "Unavailable",
     "Unimplemented", "__version__", "auto", "cast_and_mark", "check", "compile", "cuda_built", "cuda_device_count",
-    "describe", "describe_state_dict", "join", "merge", "metrics", "nccl_library", "rendezvous", "run_local", "supports", "tensors",
+    "describe", "describe_state_dict", "join", "load", "merge", "metrics", "nccl_library", "rendezvous", "run_local", "supports", "tensors",
     "transformers_placements", "ucx_library",
 ]

@@ -201,6 +201,7 @@ class Reference:
     """Where the values of params come from. `as_kept`: as the source keeps them, not as a checkpoint does."""
 
     as_kept = False
+    bytes_read = 0
 
     def param(self, name: str) -> Values:
         """A whole param. Raises Absent."""
@@ -214,6 +215,7 @@ class Reference:
         if math.prod(found.bits.shape) != math.prod(part.param_shape):
             raise Absent(f"the reference has {part.param} as {list(found.bits.shape)}; the plan has {list(part.param_shape)}")
         box = found.bits.reshape(part.param_shape)[tuple(slice(a, a + n) for a, n in zip(part.lo, part.extent))]
+        self.bytes_read += box.nbytes
         kept = convert(Values(found.dtype, box), part.param_dtype)
         for hook in hooks if not self.as_kept else ():
             kept = before_hook(hook, kept)
@@ -225,11 +227,19 @@ class Reference:
     def _quantized(self, part: Part, on_gpu: bool) -> Values:
         quantization = part.quantization
         assert quantization is not None
-        data, scales = quantized(self.param(quantization.of), quantization.block, quantization.scale_format,
-                                 on_gpu)
+        whole, rank = self.param(quantization.of), len(part.lo)
+        # Blocks lie in the last two dimensions, and those of the part are all that is read.
+        block = (1,) * (rank - 2) + quantization.block
+        units = (1,) * rank if quantization.role == "data" else block
+        begin = [low * unit // size * size for low, unit, size in zip(part.lo, units, block)]
+        end = [-(-(low + count) * unit // size) * size for low, count, unit, size in zip(part.lo, part.extent, units, block)]
+        box = whole.bits[tuple(map(slice, begin, end))]
+        self.bytes_read += box.nbytes
+        data, scales = quantized(Values(whole.dtype, box), quantization.block, quantization.scale_format, on_gpu)
         found = data if quantization.role == "data" else scales
-        return Values(found.dtype, found.bits.reshape(part.param_shape)[
-            tuple(slice(a, a + n) for a, n in zip(part.lo, part.extent))])
+        steps = block if quantization.role == "scales" else units
+        return Values(found.dtype, found.bits[tuple(slice(low - at // step, low - at // step + count) for low, at, step, count in zip(
+            part.lo, begin, steps, part.extent))])
 
 
 class Named(Reference):
@@ -245,18 +255,38 @@ class Named(Reference):
 
 
 class Checkpoint(Reference):
-    """A directory of safetensors files, whose tensors are read when they are asked for."""
+    """A directory of safetensors files, whose tensors are read where they are asked for. Where it has an index, its files alone count."""
 
     def __init__(self, directory: pathlib.Path):
         files = sorted(directory.glob("*.safetensors"))
+        for index in directory.glob("*.safetensors.index.json"):
+            try:
+                files = [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise FileError(f"{index} is no index of safetensors files: {type(error).__name__}: {error}", str(index)) from None
+            if missing := [file.name for file in files if not file.exists()]:
+                raise FileError(f"{directory} lacks {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, which {index.name} names", str(directory))
         if not files:
             raise FileError(f"{directory} has no *.safetensors file; wanted a checkpoint's directory", str(directory))
         self._entries: dict[str, tuple[pathlib.Path, int, Mapping[str, Any]]] = {}
+        self._maps: dict[pathlib.Path, Any] = {}
         for file in files:
             header, start = _header(file)
             for name, entry in header.items():
                 if name != "__metadata__":
                     self._entries[name] = (file, start, entry)
+
+    def problem(self, name: str, part: Part) -> str:
+        """Why a param that a part is of, or is quantized from, cannot be taken; "" if it can. Reads no element."""
+        if name not in self._entries:
+            return f"the checkpoint has no {name}"
+        dtype, shape = SAFETENSORS.get(self._entries[name][2]["dtype"]), self._entries[name][2]["shape"]
+        if part.quantization is None and math.prod(shape) != math.prod(part.param_shape):
+            return f"the checkpoint has {name} as {list(shape)}; the plan has {list(part.param_shape)}"
+        kept = part.param_dtype if part.quantization is None else ""
+        if dtype != kept and dtype not in ("bf16", "fp16", "fp32", "fp64"):  # a cast of fp8 would lose its scales
+            return f"the checkpoint has {name} in {self._entries[name][2]['dtype']}; wanted {kept and kept + ' or '}a float of 16 bits or more"
+        return ""
 
     def param(self, name: str) -> Values:
         import numpy as np
@@ -267,21 +297,23 @@ class Checkpoint(Reference):
         dtype = SAFETENSORS.get(entry["dtype"])
         if dtype is None:
             raise Absent(f"the checkpoint has {name} in {entry['dtype']}, which no plan has")
-        shape = tuple(entry["shape"])
-        if math.prod(shape) == 0:
-            return Values(dtype, np.empty(shape, BITS[dtype]))
-        return Values(dtype, np.memmap(file, BITS[dtype], "r", start + entry["data_offsets"][0], shape))
+        if file not in self._maps:
+            self._maps[file] = np.memmap(file, "u1", "r")
+        return Values(dtype, np.ndarray(tuple(entry["shape"]), BITS[dtype], self._maps[file], start + entry["data_offsets"][0]))
 
 
 def _header(file: pathlib.Path) -> tuple[dict[str, Any], int]:
     with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        if size > file.stat().st_size:
+        held, size = file.stat().st_size, int.from_bytes(stream.read(8), "little")
+        if size > held:
             raise FileError(f"{file} is no safetensors file: its header would be of {size} bytes", str(file))
         try:
-            header = json.loads(stream.read(size))
-        except ValueError as error:
+            header: dict[str, Any] = json.loads(stream.read(size))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{file} is no safetensors file: {error}", str(file)) from None
+    if 8 + size + max(ends, default=0) > held:
+        raise FileError(f"{file} is cut off: it has {held} bytes, by its header {8 + size + max(ends)}", str(file))
     return header, 8 + size
 
 

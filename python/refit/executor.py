@@ -146,7 +146,7 @@ class Executor:
         in work that comes before `run` on its stream; a refit clears them. Bitmaps stay in place until the next bind.
         Tensors without one are sent whole each time. `cast_and_mark` sets bits.
         """
-        functions = _functions(hooks)
+        functions = functions_of(hooks)
         if modules.is_module(tensors):
             module = tensors
             tensors, buffers = modules.parameters_of(module), modules.buffers_of(module) if buffers is None else buffers
@@ -309,6 +309,11 @@ class Executor:
     def tensors(self) -> dict[str, Any]:
         """What is bound, by the plan's names; tensors that the plan skips are not among them."""
         return dict(self._bound)
+
+    @property
+    def hooks(self) -> dict[str, Optional[Callable[[str, Any], None]]]:
+        """The post-hooks that this worker performs, as `bind` was given them."""
+        return dict(self._functions)
 
     @property
     def refits(self) -> int:
@@ -548,7 +553,7 @@ def _unusable(what: str, mapping: Any) -> list[str]:
     return [f"{what}: the name {name!r} is no string" for name in mapping if not isinstance(name, str)]
 
 
-def _functions(hooks: Hooks) -> dict[str, Optional[Callable[[str, Any], None]]]:
+def functions_of(hooks: Hooks) -> dict[str, Optional[Callable[[str, Any], None]]]:
     if isinstance(hooks, str):
         raise InvalidArgument(f"hooks is the text {hooks!r}; wanted names, [{hooks!r}], or {{name: function}}")
     functions = dict(hooks) if isinstance(hooks, Mapping) else dict.fromkeys(hooks)

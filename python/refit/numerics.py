@@ -13,6 +13,10 @@ _NUMPY = {"fp16": "f2", "fp32": "f4", "fp64": "f8", "int8": "i1", "int16": "i2",
           "bool": "u1"}
 
 
+# Post-hooks that are arithmetic of each element.
+ARITHMETIC = ("negative-exp", "log-of-negative", "add-one", "subtract-one")
+
+
 class Values(NamedTuple):
     """Elements of a tensor: unsigned integers as wide as the dtype, in the tensor's shape."""
 

@@ -23,6 +23,7 @@ from refit import auto, vllm_cores, vllm_driver, vllm_worker, weight_memory, wor
 from refit.check import Report
 from refit.errors import FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor, closing_if_it_fails, meet
+from refit.loading import Loaded
 from refit.names import shown
 from refit.plan import Plan
 from refit.vllm_draft import WithDraft
@@ -31,7 +32,7 @@ from refit.workers import Reply, WorkerError, checked
 __all__ = [
     "BACKEND", "DERIVED", "MOE_BACKENDS", "WorkerError", "WorkerExtension", "bind", "bind_async", "bind_worker", "checked", "close",
     "close_async", "compare", "compare_async", "destination", "destination_of", "facts", "facts_async", "facts_of", "hooks_of", "init", "init_async", "join_worker",
-    "load_plan", "rank_in_plan", "refusal_after_sleep", "refusal_before_bind", "refusal_of", "register", "run_worker", "server_facts", "tensors_of", "towers_of", "update",
+    "load", "load_async", "load_plan", "load_worker", "rank_in_plan", "refusal_after_sleep", "refusal_before_bind", "refusal_of", "register", "run_worker", "server_facts", "tensors_of", "towers_of", "update",
     "update_async",
 ]
 
@@ -231,7 +232,7 @@ def refusal_of(facts: Mapping[str, Any], requirements: Mapping[str, str], check_
     return workers.refusal_of(requirements, moe_backend, expert_placement, check_backends)
 
 
-def refusal_of_packed(executor: Executor, parameters: Mapping[str, Any]) -> str:
+def refusal_of_packed(executor: Any, parameters: Mapping[str, Any]) -> str:
     """Why a plan does not fit a worker whose kernels keep weights elsewhere; "" if they do not."""
     planned = executor.plan.tensors(executor.rank)
     packed = [name for name, tensor in parameters.items() if name in planned and 0 in tensor.shape and 0 not in planned[name].shape]
@@ -256,16 +257,9 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
                 counts: Optional[dict[str, float]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is bound to a vLLM worker's live model. `engines`: of how many that join, and `data_parallel`: how many cores
     each has, if that is known."""
-    parallel = vllm_config.parallel_config
     with workers.ending_the_meeting(meeting):
         plan = auto.load(plan)
-    parameters, buffers = tensors_of(model)
-    cores = data_parallel or data_parallel_of(plan, parallel, engines)
-    place = workers.place_in_plan(
-        plan, lambda: rank_in_plan(plan, parallel, rank, engine, cores), ranks=parallel.world_size * cores,
-        parameters=parameters, buffers=buffers, towers=towers_of(model), meeting=meeting,
-        job_side=lambda: job_side({**facts_of(vllm_config, model), "data_parallel": cores}),
-        without_lora="start vLLM without enable_lora", engines=engines, is_inferred=cores != parallel.data_parallel_size)
+    place = _place_of(plan, meeting, vllm_config, model, rank, engine, engines, data_parallel)
     with workers.ending_the_meeting(meeting):
         executor = meet(plan, place, meeting, device=device, counts=counts)
     with closing_if_it_fails(executor):
@@ -273,21 +267,47 @@ def join_worker(plan: Union[Plan, str], meeting: Meeting, vllm_config: Any, mode
     return executor
 
 
+def _place_of(plan: Plan, meeting: Meeting, vllm_config: Any, model: Any, rank: int, engine: int, engines: Optional[int],
+              data_parallel: Optional[int]) -> int:
+    """The plan's rank of a worker. A plan for another mesh, or another model, is refused."""
+    parameters, buffers = tensors_of(model)
+    parallel = vllm_config.parallel_config
+    cores = data_parallel or data_parallel_of(plan, parallel, engines)
+    return workers.place_in_plan(
+        plan, lambda: rank_in_plan(plan, parallel, rank, engine, cores), ranks=parallel.world_size * cores,
+        parameters=parameters, buffers=buffers, towers=towers_of(model), meeting=meeting,
+        job_side=lambda: job_side({**facts_of(vllm_config, model), "data_parallel": cores}),
+        without_lora="start vLLM without enable_lora", engines=engines, is_inferred=cores != parallel.data_parallel_size)
+
+
 def bind_worker(executor: Executor, vllm_config: Any, model: Any, *, check_backends: bool = True,
                 timeout: float = TIMEOUT_SECONDS) -> None:
     """Binds a vLLM worker's live model, also anew."""
     with workers.before_bind(executor, timeout):
-        facts = facts_of(vllm_config, model)
-        refusal = refusal_of(facts, executor.plan.requirements(executor.rank), check_backends)
-        refusal = refusal or refusal_after_sleep(executor, model)
-        towers = towers_of(model)
-        parameters, buffers = tensors_of(model)
-        refusal = refusal or refusal_of_packed(executor, parameters)
-        side = job_side(facts, workers.holds_moved_tower(parameters, towers, executor))
-        hooks, load_format = hooks_of(model, vllm_config.model_config.dtype), vllm_config.load_config.load_format
-    workers.bind(executor, parameters, buffers, hooks, refusal=refusal, job_side=side, towers=towers, load_format=load_format,
-                 persistent=model.state_dict, module=model, timeout=timeout)
+        options = _holding(executor, vllm_config, model, check_backends)
+        options["refusal"] = options["refusal"] or refusal_after_sleep(executor, model)
+    workers.bind(executor, **options, module=model, timeout=timeout)
     weight_memory.bound(model)
+
+
+def _holding(place: Any, vllm_config: Any, model: Any, check_backends: bool) -> dict[str, Any]:
+    """What a worker at this `place`, a plan and a rank, has for `workers.bind` and `workers.load`."""
+    facts, towers = facts_of(vllm_config, model), towers_of(model)
+    parameters, buffers = tensors_of(model)
+    return {"parameters": parameters, "buffers": buffers, "hooks": hooks_of(model, vllm_config.model_config.dtype), "towers": towers,
+            "refusal": refusal_of(facts, place.plan.requirements(place.rank), check_backends) or refusal_of_packed(place, parameters),
+            "job_side": job_side(facts, workers.holds_moved_tower(parameters, towers, place)),
+            "load_format": vllm_config.load_config.load_format, "persistent": model.state_dict}
+
+
+def load_worker(plan: Union[Plan, str], checkpoint: str, vllm_config: Any, model: Any, *, rank: int, engine: int = 0,
+                engines: Optional[int] = None, data_parallel: Optional[int] = None, check_backends: bool = True) -> Loaded:
+    """Writes a vLLM worker's live model from a checkpoint (`refit.load`)."""
+    plan = auto.load(plan)
+    place = workers.Place(plan, _place_of(plan, None, vllm_config, model, rank, engine, engines, data_parallel))
+    loaded = workers.load(place, checkpoint, **_holding(place, vllm_config, model, check_backends))
+    weight_memory.restore(model, but=weight_memory.lost(model) - plan.tensors(place.rank).keys())
+    return loaded
 
 
 def run_worker(executor: Executor, model: Any, *, timeout: float, check: bool, dense: bool, version: Optional[str] = None) -> None:
@@ -388,6 +408,17 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
             report.append(check_rank(self._refit_executor(), reference, live=worker.model_runner.model, perturb=perturb,
                                      refit=refit, derived=DERIVED, timeout=timeout).to_dict())
         return {**self._refit_reply(checked), "report": report[0] if report else None}
+
+    def refit_load(self, plan: Union[Plan, str], checkpoint: str, engine: int = 0, check_backends: bool = True, engines: Optional[int] = None,
+                   data_parallel: Optional[int] = None) -> Reply:
+        """Writes the weights from the directory `checkpoint` (`refit.load`). The reply also has "loaded", a `Loaded` as a dict."""
+        loaded: list[dict[str, Any]] = []
+
+        def load() -> None:
+            worker: Any = self
+            loaded.append(load_worker(plan, checkpoint, worker.vllm_config, worker.model_runner.model, rank=worker.rank, engine=engine,
+                                      engines=engines, data_parallel=data_parallel, check_backends=check_backends)._asdict())
+        return {**self._refit_reply(load), "loaded": loaded[0] if loaded else None}
 
     def refit_close(self) -> Reply:
         def close() -> None:
@@ -521,6 +552,15 @@ async def compare_async(llm: Any, reference: str, *, perturb: bool = True, refit
     return [Report.from_dict(reply["report"]) for reply in checked(replies)]
 
 
+async def load_async(llm: Any, plan: Union[Plan, str], checkpoint: str, engine: int = 0, *, check_backends: bool = True,
+                     timeout: float = TIMEOUT_SECONDS) -> list[Loaded]:
+    """Has the workers write their weights from a checkpoint's directory that they can read, by the destination of a plan: each reads its
+    own ranges of the files. `plan` and `engine`: as `init` has them. Nobody meets: trainers take no part, and the plan's source may be
+    theirs. No request may be under way."""
+    told = (plan, str(checkpoint), engine, check_backends, None, vllm_cores.engine_cores(llm))
+    return [Loaded(**reply["loaded"]) for reply in checked(await vllm_cores.call(llm, "refit_load", told, timeout=timeout))]
+
+
 async def facts_async(llm: Any) -> list[dict[str, Any]]:
     """What each worker's vLLM chose (`facts_of`)."""
     return await vllm_cores.call(llm, "refit_facts")
@@ -532,7 +572,7 @@ async def close_async(llm: Any) -> list[Reply]:
 
 
 bind, update, compare = workers.twin_of(bind_async), workers.twin_of(update_async), workers.twin_of(compare_async)
-facts, close = workers.twin_of(facts_async), workers.twin_of(close_async)
+load, facts, close = workers.twin_of(load_async), workers.twin_of(facts_async), workers.twin_of(close_async)
 
 
 def destination(llm: Any) -> dict[str, Any]:

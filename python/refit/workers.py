@@ -7,11 +7,12 @@ import functools
 import importlib
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional, ParamSpec, TypeVar
+from typing import Any, NamedTuple, Optional, ParamSpec, TypeVar
 
-from refit import lora, metrics, rendezvous
+from refit import loading, lora, metrics, rendezvous
 from refit.errors import BindError, Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, Executor
+from refit.loading import Loaded
 from refit.metrics import logger
 from refit.names import shown
 from refit.plan import Plan
@@ -217,13 +218,7 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
     it.
     """
     with before_bind(executor, timeout):
-        if getattr(load_format, "value", load_format) == "dummy" and not refusal:
-            known, saved = executor.plan.tensors(executor.rank), set(persistent())
-            filled = [name for name in buffers if name in saved]
-            random = left_alone([*parameters, *[name for name in filled if name in known]], towers, executor)
-            if random := random + [name for name in filled if name not in known]:
-                refusal = (f'load_format "dummy" filled {shown(random)} with random values, and no refit writes all of that: start the '
-                           'engine with load_format "auto"')
+        refusal = refusal or _refusal_of_dummy(executor, parameters, buffers, towers, load_format, persistent)
         held = without_towers(parameters, towers, executor)
     failure: Optional[Error] = None
     try:
@@ -237,6 +232,39 @@ def bind(executor: Executor, parameters: Mapping[str, Any], buffers: Mapping[str
         raise BindError(f"{failure}\n{job_side}") from None
     if failure is not None:
         raise failure
+
+
+class Place(NamedTuple):
+    """Where a worker without an executor stands."""
+
+    plan: Plan
+    rank: int
+
+
+def load(place: Place, checkpoint: str, parameters: Mapping[str, Any], buffers: Mapping[str, Any],
+         hooks: Mapping[str, Optional[Callable[[str, Any], None]]], *, refusal: str, job_side: str, towers: Sequence[str] = (),
+         load_format: Any = "auto", persistent: Callable[[], Iterable[str]] = tuple) -> Loaded:
+    """Writes a worker's live tensors from a checkpoint; the options are those of `bind`."""
+    if refusal := refusal or _refusal_of_dummy(place, parameters, buffers, towers, load_format, persistent):
+        raise BindError(f"rank {place.rank}: {refusal}")
+    planned = place.plan.tensors(place.rank)
+    tensors = {**without_towers(parameters, towers, place), **{name: buffer for name, buffer in buffers.items() if name in planned}}
+    try:
+        return loading.load(place.plan, checkpoint, tensors, rank=place.rank, hooks=hooks)
+    except BindError as error:
+        raise BindError(f"{error}\n{job_side}") from None
+
+
+def _refusal_of_dummy(place: Any, parameters: Mapping[str, Any], buffers: Mapping[str, Any], towers: Sequence[str], load_format: Any,
+                      persistent: Callable[[], Iterable[str]]) -> str:
+    if getattr(load_format, "value", load_format) != "dummy":
+        return ""
+    known, saved = place.plan.tensors(place.rank), set(persistent())
+    filled = [name for name in buffers if name in saved]
+    random = left_alone([*parameters, *[name for name in filled if name in known]], towers, place)
+    random += [name for name in filled if name not in known]
+    return "" if not random else (f'load_format "dummy" filled {shown(random)} with random values, and no refit writes all of that: start '
+                                  'the engine with load_format "auto"')
 
 
 def make_whole(executor: Executor, timeout: float) -> None:
@@ -258,27 +286,27 @@ def run(executor: Executor, refusal: str, *, timeout: float, check: bool, dense:
         raise FailedPrecondition(refusal)
 
 
-def left_alone(names: Iterable[str], towers: Sequence[str], executor: Executor) -> list[str]:
+def left_alone(names: Iterable[str], towers: Sequence[str], executor: Any) -> list[str]:
     """Those of a worker's tensors `names` with elements that no refit writes: of towers that the plan does not move, and what
     options.exclude names."""
     unmoved, excluded = unmoved_towers(towers, executor), executor.plan.left_alone(executor.rank)
     return [name for name in names if name.startswith(unmoved) or name in excluded]
 
 
-def without_towers(parameters: Mapping[str, Any], towers: Sequence[str], executor: Executor) -> Mapping[str, Any]:
+def without_towers(parameters: Mapping[str, Any], towers: Sequence[str], executor: Any) -> Mapping[str, Any]:
     """The parameters but those under modules of `towers` of which the plan names none. Of a tower that it moves it has to name
     all: what it skips, it declares."""
     unmoved = unmoved_towers(towers, executor)
     return {name: tensor for name, tensor in parameters.items() if not name.startswith(unmoved)}
 
 
-def unmoved_towers(towers: Sequence[str], executor: Executor) -> tuple[str, ...]:
+def unmoved_towers(towers: Sequence[str], executor: Any) -> tuple[str, ...]:
     """How names of the others begin."""
     moved = moved_towers(towers, executor)
     return tuple(f"{tower}." for tower in towers if tower not in moved)
 
 
-def moved_towers(towers: Sequence[str], executor: Executor) -> list[str]:
+def moved_towers(towers: Sequence[str], executor: Any) -> list[str]:
     """The modules of `towers` of which the plan names parameters."""
     return _moved(towers, executor.plan.tensors(executor.rank) if towers else ())
 
@@ -287,7 +315,7 @@ def _moved(towers: Sequence[str], planned: Iterable[str]) -> list[str]:
     return [tower for tower in towers if any(name.startswith(f"{tower}.") for name in planned)]
 
 
-def holds_moved_tower(parameters: Mapping[str, Any], towers: Sequence[str], executor: Executor) -> bool:
+def holds_moved_tower(parameters: Mapping[str, Any], towers: Sequence[str], executor: Any) -> bool:
     """Whether the worker has parameters of a tower that the plan moves: one that serves language alone has not."""
     moved = tuple(f"{tower}." for tower in moved_towers(towers, executor))
     return any(name.startswith(moved) for name in parameters)

@@ -874,6 +874,36 @@ def test_a_worker_checks_what_it_holds(trainer_and_worker, tmp_path):
         refit.vllm.compare(llm, tmp_path / "..", refit=False)
 
 
+def test_an_engine_boots_from_a_checkpoint_and_meets_nobody(trainer_and_worker, tmp_path):
+    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON")
+    random = np.random.default_rng(1)
+    held = {name: random.standard_normal(array.shape).astype("f4") for name, array in arrays_of(plan, 0).items()}
+    write_checkpoint(tmp_path, held)
+    worker.refit_close()
+    trainer.close()
+    llm, model = Llm(worker), worker.model_runner.model
+    weight_memory.release(model, ["model.norm.weight", "visual.weight"])
+    (loaded,) = refit.vllm.load(llm, plan, tmp_path)
+    assert loaded.tensors == len(plan.tensors(1)) and loaded.bytes_read == sum(array.nbytes for array in held.values())
+    assert weight_memory.lost(model) == {"visual.weight"}
+    executors = [refit.Executor(plan, rank, fabric=fabric) for fabric in [refit.LocalFabric(2)] for rank in range(2)]
+    written = {name: array.copy() for name, array in model.named_parameters()}
+    together(lambda: executors[0].bind(held, timeout=20).run(timeout=20),
+             lambda: executors[1].bind(dict(model.named_parameters()), timeout=20).run(timeout=20))
+    assert all((array == written[name]).all() for name, array in model.named_parameters())  # the executor writes the same
+    for name, array in model.named_parameters():
+        array[:] = 0
+    worker.use("FLASHINFER_CUTLASS")
+    with pytest.raises(refit.vllm.WorkerError, match="worker 0 .*the experts' backend is FLASHINFER_CUTLASS"):
+        refit.vllm.load(llm, plan, tmp_path)
+    worker.use("TRITON")
+    del held["model.norm.weight"]
+    write_checkpoint(tmp_path, held)
+    with pytest.raises(refit.vllm.WorkerError, match='(?s)cannot load .*1 problem\n .*has no model.norm.weight\n.*this worker is "destination"'):
+        refit.vllm.load(llm, plan, tmp_path)
+    assert all((array == 0).all() for _, array in model.named_parameters())
+
+
 def write_checkpoint(directory, tensors):
     header, data = {}, b""
     for name, tensor in tensors.items():

@@ -3,7 +3,7 @@
 # frameworks/packages.sh has its release. The release preset and its package refit_package must be built. vLLM finds refit.vllm
 # by the entry point that pyproject.toml declares. Workers that are processes need libucx0. With options vllm_cpu.py alone runs.
 #
-# usage: tests/engines/run.sh [--python-of RELEASE] [--family NAME …] [--path extension|backend …] [--tower moved|loaded]
+# usage: tests/engines/run.sh [--python-of RELEASE] [--family NAME …] [--path extension|backend|checkpoint …] [--tower moved|loaded]
 #
 # --python-of: a release that has no build for CPUs yet. Its own Python files run with the kernels of the build for CPUs.
 set -euo pipefail

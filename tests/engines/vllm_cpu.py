@@ -1,10 +1,10 @@
 """A real vLLM on the CPU takes a refit: every tensor and every generated token must equal a fresh engine's.
 
-    python vllm_cpu.py [--family NAME …] [--path extension|backend …] [--tower moved|loaded]
+    python vllm_cpu.py [--family NAME …] [--path extension|backend|checkpoint …] [--tower moved|loaded]
 
 For each family two processes are started: an engine that loads checkpoint B, and one that loads checkpoint A (by the backend: random
-values, load_format "dummy"), generates, is refitted to B by a trainer thread of its process, and generates again. Checkpoints are
-random; their names and shapes are those of the plan's source. Without --family the first four run; the others take two minutes each.
+values, load_format "dummy"), generates, is refitted to B by a trainer thread of its process, and generates again. The path "checkpoint"
+has no trainer: refit.vllm.load writes B into an engine of random values. Checkpoints are random; their names and shapes are those of the plan's source. Without --family the first four run; the others take two minutes each.
 Vision towers are part of the checkpoint. Prompts have no images: the towers see one beside them.
 """
 import argparse
@@ -333,17 +333,30 @@ def refit_by_backend(llm, plan, sources, _):
         raise AssertionError("an update by a bitmap that is not bound was not refused")
 
 
+def load_checkpoint(llm, plan, _, checkpoint):
+    import refit.vllm
+
+    (loaded,) = refit.vllm.load(llm, plan, checkpoint, check_backends=False)
+    files = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    assert loaded.tensors > 0 and loaded.bytes_read <= files, (loaded, files)
+    print(loaded)
+
+
 def refitted(arguments):
     import torch
     import vllm
 
-    plan = plan_of(arguments.family, delta={"changes": "snapshot" if arguments.path == "extension" else "bitmap"}, tower=arguments.tower)
-    options = ({"worker_extension_cls": "refit.vllm.WorkerExtension"} if arguments.path == "extension" else
-               {"weight_transfer_config": {"backend": "refit"}, "load_format": "dummy" if arguments.tower == "moved" else "auto"})
+    plan = plan_of(arguments.family, delta={"changes": "bitmap" if arguments.path == "backend" else "snapshot"}, tower=arguments.tower)
+    dummy = {"load_format": "dummy" if arguments.tower == "moved" else "auto"}
+    options, update = {"extension": ({"worker_extension_cls": "refit.vllm.WorkerExtension"}, refit_by_extension),
+                       "backend": ({"weight_transfer_config": {"backend": "refit"}, **dummy}, refit_by_backend),
+                       "checkpoint": ({"worker_extension_cls": "refit.vllm.WorkerExtension", **dummy}, load_checkpoint)}[arguments.path]
     llm = engine_of(arguments.work / "a", **options)
     before = [list(t) for t in generated(llm)]
     sources = [weights_of(plan, seed) for seed in (3, 2)]  # another model first, then B
-    (refit_by_extension if arguments.path == "extension" else refit_by_backend)(llm, plan, sources, arguments.work / "b")
+    update(llm, plan, sources, arguments.work / "b")
+    if arguments.path == "checkpoint":
+        llm.reset_prefix_cache()
     wanted = torch.load(arguments.work / "fresh.pt")
     equal = check_equal(states_of(llm, arguments.family), [list(t) for t in generated(llm)], wanted, before)
     tower = f", tower {arguments.tower}" if arguments.family in TOWERS else ""
@@ -380,7 +393,8 @@ def run(arguments):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=["dense", "moe", "latent", "hybrid"])
-    parser.add_argument("--path", nargs="+", choices=("extension", "backend"), default=["extension", "backend"])
+    parser.add_argument("--path", nargs="+", choices=("extension", "backend", "checkpoint"),
+                        default=["extension", "backend", "checkpoint"])
     parser.add_argument("--tower", choices=("moved", "loaded"), default="moved",
                         help="whether the plan moves vision towers, or each engine loads the same")
     parser.add_argument("--role", choices=("fresh", "refitted"), help=argparse.SUPPRESS)
