@@ -207,8 +207,9 @@ class Reference:
         """A whole param. Raises Absent."""
         raise NotImplementedError
 
-    def wanted(self, part: Part, dtype: str, hooks: Sequence[str], on_gpu: bool) -> Values:
-        """What a tensor of `dtype` on a GPU, or on the host, has to hold in a part. Raises Absent."""
+    def wanted(self, part: Part, dtype: str, hooks: Sequence[str], on_gpu: bool, later: Sequence[str] = ()) -> Values:
+        """What a tensor of `dtype` on a GPU, or on the host, has to hold in a part; post-hooks `later` are yet to be performed. Raises
+        Absent."""
         if part.quantization is not None:
             return self._quantized(part, on_gpu)
         found = self.param(part.param)
@@ -221,7 +222,7 @@ class Reference:
             kept = before_hook(hook, kept)
         written = convert(kept, dtype)
         for hook in hooks:
-            written = after_hook(hook, written)
+            written = written if hook in later else after_hook(hook, written)
         return written
 
     def _quantized(self, part: Part, on_gpu: bool) -> Values:

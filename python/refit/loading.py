@@ -62,10 +62,10 @@ def load(plan: Plan, checkpoint: Union[str, "os.PathLike[str]"], into: Any, *, r
     try:
         for tensor in known:
             at = tensor.name
-            elements += _write(tensor, tensors[at], source)
+            elements += _write(tensor, tensors[at], source, [name for name, function in functions.items() if function is not None])
         for hook in plan.post_hooks(rank):
             function = functions.get(hook.name)
-            if function is not None and hook.name not in ARITHMETIC:
+            if function is not None:  # also of arithmetic: a framework's own exp may differ in the last bit
                 at = hook.tensor
                 function(hook.tensor, tensors[hook.tensor])
     except Exception as error:
@@ -100,8 +100,8 @@ def _problems(plan: Plan, rank: int, known: list[contract.Tensor], tensors: Mapp
     return problems
 
 
-def _write(tensor: contract.Tensor, live: Any, source: contract.Checkpoint) -> int:
-    """Returns how many elements."""
+def _write(tensor: contract.Tensor, live: Any, source: contract.Checkpoint, later: list[str]) -> int:
+    """Returns how many elements. `later`: post-hooks that a worker's functions perform."""
     import numpy as np
 
     size = math.prod(tensor.shape)
@@ -111,7 +111,7 @@ def _write(tensor: contract.Tensor, live: Any, source: contract.Checkpoint) -> i
     values = Values(tensor.dtype, np.empty(tensor.shape, BITS[tensor.dtype])) if on_gpu and written == size else contract.on_host(live)
     flat = values.bits.reshape(-1)
     for part in tensor.parts:
-        contract.box_of(flat, part.offset, part.extent, part.stride)[...] = source.wanted(part, tensor.dtype, tensor.hooks, on_gpu).bits
+        contract.box_of(flat, part.offset, part.extent, part.stride)[...] = source.wanted(part, tensor.dtype, tensor.hooks, on_gpu, later).bits
     for box in tensor.blank:
         contract.box_of(flat, *box)[...] = 0
     contract.to_device(values, live)

@@ -113,17 +113,13 @@ def trainer_class() -> Any:
         def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False, bind: bool = False) -> None:
             """One refit; collective over the policy workers. They agree first whether all bind anew, because engines slept or a policy
             worker's tensors moved, or meet anew, because the last update failed."""
-            failed: Optional[Exception] = None
-            try:
+            def wanted() -> int:
+                if self.executor is None:
+                    return _MEET
                 tensors = self._tensors()
-                wanted = _MEET if self.executor is None else _BIND if bind or self.refit_binds_always or self.moved(tensors) else _KEEP
-            except Exception as error:
-                failed, wanted = error, _FAILED
-            agreed = _highest(wanted, self._info.device)
-            if failed is not None:
-                raise failed
-            if agreed == _FAILED:
-                raise FailedPrecondition("another policy worker cannot send its weights, and its error says why; no weights were moved")
+                return _BIND if bind or self.refit_binds_always or self.moved(tensors) else _KEEP
+
+            agreed = max(on_all(wanted))
             try:
                 if agreed == _MEET:
                     self.shutdown()
@@ -153,24 +149,12 @@ def trainer_class() -> Any:
 
 
 # What a policy worker wants of an update. The highest that any wants is done by all.
-_KEEP, _BIND, _MEET, _FAILED = range(4)
-
-
-def _highest(number: int, device: Any) -> int:
-    """Among policy workers, on which all call this."""
-    told = torch.tensor([number], device=device)
-    torch.distributed.all_reduce(told, op=torch.distributed.ReduceOp.MAX)
-    return int(told.item())
+_KEEP, _BIND, _MEET = range(3)
 
 
 def on_all(action: Callable[[], Any]) -> list[Any]:
     """What `action` returns on each policy worker. If it fails on one it fails on all."""
-    def gather(said: Any) -> list[Any]:
-        told: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(told, said)
-        return told
-
-    return trainers.agreed(action, gather)
+    return trainers.agreed(action, trainers.gathered)
 
 
 def new_meeting() -> str:

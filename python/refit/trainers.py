@@ -279,6 +279,16 @@ def agreed(action: Callable[[], Any], gather: Callable[[Any], Sequence[Any]]) ->
     return [found for _, found in told]
 
 
+def gathered(said: Any) -> list[Any]:
+    """What each process of torch.distributed says, by rank. Collective, unless there is one process."""
+    dist = importlib.import_module("torch").distributed
+    told: list[Any] = [said]
+    if dist.is_available() and dist.is_initialized():
+        told = [None] * dist.get_world_size()
+        dist.all_gather_object(told, said)
+    return told
+
+
 def here(device: Any) -> tuple[Any, Any]:
     """The device that this thread means by `device`, and its stream there; None on a CPU. torch's are each thread's own."""
     kind, _, number = str(device).partition(":")

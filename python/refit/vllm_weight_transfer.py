@@ -26,7 +26,7 @@ from refit import auto, vllm_driver, vllm_worker
 from refit.errors import Error, FailedPrecondition, InvalidArgument
 from refit.executor import TIMEOUT_SECONDS, DeltaReport, Executor, closing_if_it_fails
 from refit.plan import Plan
-from refit.trainers import Checks, Sender, Taken, agreed, together
+from refit.trainers import Checks, Sender, Taken, agreed, gathered, together
 from refit.vllm import BACKEND, bind_worker, join_worker, rank_in_plan, run_worker
 from refit.vllm_client import Clients as Clients
 from refit.vllm_client import update_by
@@ -204,14 +204,7 @@ def _made(info: RefitTrainerInitInfo, client: Any, source: Any) -> Plan:
                                   f"{type(client).__name__}")
         return {"model": auto.config_of(module), "source": auto.source_of(module, ranks), "destination": client.destination()}
 
-    def gather(said: Any) -> list[Any]:
-        told: list[Any] = [None] * ranks
-        if group is None:
-            return [said]
-        group.all_gather_object(told, said)
-        return told
-
-    return Plan.from_bytes(agreed(lambda: auto.made(info.plan, job, info.save_to).to_bytes() if info.rank == 0 else None, gather)[0])
+    return Plan.from_bytes(agreed(lambda: auto.made(info.plan, job, info.save_to).to_bytes() if info.rank == 0 else None, gathered)[0])
 
 
 def _has_part(parameter: Any) -> bool:

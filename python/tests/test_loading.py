@@ -174,6 +174,21 @@ def test_what_is_loaded_in_part_is_not_told_as_loaded(tiny, tmp_path, monkeypatc
         refit.load(plan, tmp_path, zeros(plan, 2), rank=2)
 
 
+def test_arithmetic_is_a_workers_own_where_it_has_some(tiny_job, tmp_path):
+    config = {"model_type": "nemotron_h", "architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M", "num_hidden_layers": 1,
+              "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64, "vocab_size": 64,
+              "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4, "expand": 2,
+              "tie_word_embeddings": False, "torch_dtype": "float32", "mlp_hidden_act": "relu2", "use_conv_bias": True}
+    plan = refit.compile({"model": config, "source": {"layout": "fsdp", "dtype": "fp32"}, "destination": {"layout": "vllm", "dtype": "fp32"}})
+    held = checkpoint(tmp_path, plan)
+    name = next(hook.tensor for hook in plan.post_hooks(1) if hook.name == "negative-exp")
+    values = held[next(param for param in held if param.endswith("A_log"))][1].view("f4")
+    for hooks, wanted in (((), -np.exp(values)), ({"negative-exp": lambda _, tensor: np.add(tensor, 7, out=tensor)}, values + 7)):
+        into = {tensor: np.zeros(info.shape, "f4") for tensor, info in plan.tensors(1).items()}
+        refit.load(plan, tmp_path, into, rank=1, hooks=hooks)
+        assert np.allclose(into[name], wanted, rtol=1e-6)
+
+
 def test_post_hooks_of_a_worker_are_performed(tmp_path, arrays):
     config = {**CONFIG, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": 64, "kv_lora_rank": 64,
               "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": None, "first_k_dense_replace": 2,
