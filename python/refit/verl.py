@@ -71,9 +71,8 @@ class RefitCheckpointEngine(trainers.Adapter, CheckpointEngine):
                 "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps, "check": self._is_master and self._checks.due}
 
     def _side(self) -> dict[str, Any]:
-        if _rollout_config is not None:
-            return {"destination": destination_of(_rollout_config)}
-        return trainers.source_of(_actor.module) if self._is_master and _actor is not None else {}
+        return ({} if _rollout_config is None else {"destination": destination_of(_rollout_config)}) | (
+            trainers.source_of(_actor.module) if self._is_master and _actor is not None else {})
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]],

