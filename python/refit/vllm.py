@@ -15,6 +15,7 @@ vLLM finds `register` by its plugin entry point. docs/integrations/vllm.md goes 
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from typing import Any, Callable, Mapping, Optional, Sequence, Union
@@ -345,6 +346,20 @@ def refusal_after_sleep(executor: Executor, model: Any) -> str:
         "reload_weights loads them again")
 
 
+def _replies(action: Callable[..., Any]) -> Callable[..., Reply]:
+    """Has a worker's method return a reply, which tells an error instead of raising it, and what else the method returned."""
+    @functools.wraps(action)
+    def method(self: Any, *args: Any, **named: Any) -> Reply:
+        found, error = None, ""
+        with self._driver_lock:
+            try:
+                found = action(self, *args, **named)
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            return {**workers.reply_of(self._refit, self._refit_version, error), **(found or {})}
+    return method
+
+
 class WorkerExtension(vllm_driver.LeavesWithDriver):
     """vLLM mixes these methods into its worker (`worker_extension_cls`), for `collective_rpc`.
 
@@ -357,105 +372,77 @@ class WorkerExtension(vllm_driver.LeavesWithDriver):
     _refit_version: Optional[str] = None
     _refit_check_backends = True
 
-    def refit_init(self, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
-                   timeout: float = TIMEOUT_SECONDS, engines: Optional[int] = None, data_parallel: Optional[int] = None) -> Reply:
+    @_replies
+    def refit_init(self: Any, plan: Union[Plan, str], meeting: Meeting, engine: int = 0, check_backends: bool = True,
+                   timeout: float = TIMEOUT_SECONDS, engines: Optional[int] = None, data_parallel: Optional[int] = None) -> None:
         """Meets trainers and workers, and binds this worker's tensors. Of several engines `engine` is this one's
         number; `engines` is how many they are, and `data_parallel` how many cores each has, for who knows. An executor of an earlier
         meeting is closed."""
-        def init() -> None:
-            worker: Any = self
-            vllm_worker.watch(worker)
-            self.leave_with_driver(meeting, lambda: self._refit)
-            if self._refit is not None:
-                self._refit.close()
-                self._refit = None
-            self._refit_check_backends = check_backends
-            self._refit = join_worker(plan, meeting, worker.vllm_config, worker.model_runner.model, rank=worker.rank,
-                                      device=worker.device, engine=engine, engines=engines, data_parallel=data_parallel,
-                                      check_backends=check_backends, counts=self.__dict__.setdefault("_refit_counts", {}), timeout=timeout)
-        return self._refit_reply(init)
+        vllm_worker.watch(self)
+        self.leave_with_driver(meeting, lambda: self._refit)
+        if self._refit is not None:
+            self._refit.close()
+            self._refit = None
+        self._refit_check_backends = check_backends
+        self._refit = join_worker(plan, meeting, self.vllm_config, self.model_runner.model, rank=self.rank, device=self.device,
+                                  engine=engine, engines=engines, data_parallel=data_parallel, check_backends=check_backends,
+                                  counts=self.__dict__.setdefault("_refit_counts", {}), timeout=timeout)
 
-    def refit_update(self, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False,
-                     dense: bool = False) -> Reply:
+    @_replies
+    def refit_update(self: Any, version: Optional[str] = None, timeout: float = TIMEOUT_SECONDS, check: bool = False,
+                     dense: bool = False) -> None:
         """One refit, post-hooks included. `check` and `dense`: as `Executor.run` has them."""
-        def update() -> None:
-            worker: Any = self
-            run_worker(self._refit_executor(), worker.model_runner.model, timeout=timeout, check=check, dense=dense, version=version)
-            self._refit_version = version
-        return self._refit_reply(update)
+        run_worker(self._refit_executor(), self.model_runner.model, timeout=timeout, check=check, dense=dense, version=version)
+        self._refit_version = version
 
-    def refit_bind(self, timeout: float = TIMEOUT_SECONDS) -> Reply:
+    @_replies
+    def refit_bind(self: Any, timeout: float = TIMEOUT_SECONDS) -> None:
         """Binds anew, on all ranks of the plan at once: whenever the memory of weights changed, as sleep mode does. After
         a refit that failed it connects first, which all ranks then must do."""
-        def bind() -> None:
-            worker: Any = self
-            executor = self._refit_executor()
-            workers.make_whole(executor, timeout)
-            bind_worker(executor, worker.vllm_config, worker.model_runner.model,
-                        check_backends=self._refit_check_backends, timeout=timeout)
-        return self._refit_reply(bind)
+        executor = self._refit_executor()
+        workers.make_whole(executor, timeout)
+        bind_worker(executor, self.vllm_config, self.model_runner.model, check_backends=self._refit_check_backends, timeout=timeout)
 
-    def refit_check(self, reference: str, perturb: bool = True, refit: bool = True,
-                    timeout: float = TIMEOUT_SECONDS) -> Reply:
+    @_replies
+    def refit_check(self: Any, reference: str, perturb: bool = True, refit: bool = True, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         """Overwrites the weights, refits, and compares each element with the checkpoint in the directory `reference`
         (`refit.check`). The reply also has "report", `Report.to_dict()`; a difference is no error."""
-        report: list[dict[str, Any]] = []
+        from refit.check import check as check_rank
 
-        def checked() -> None:
-            from refit.check import check as check_rank
+        return {"report": check_rank(self._refit_executor(), reference, live=self.model_runner.model, perturb=perturb, refit=refit,
+                                     derived=DERIVED, timeout=timeout).to_dict()}
 
-            worker: Any = self
-            report.append(check_rank(self._refit_executor(), reference, live=worker.model_runner.model, perturb=perturb,
-                                     refit=refit, derived=DERIVED, timeout=timeout).to_dict())
-        return {**self._refit_reply(checked), "report": report[0] if report else None}
-
-    def refit_load(self, plan: Union[Plan, str], checkpoint: str, engine: int = 0, check_backends: bool = True, engines: Optional[int] = None,
-                   data_parallel: Optional[int] = None) -> Reply:
+    @_replies
+    def refit_load(self: Any, plan: Union[Plan, str], checkpoint: str, engine: int = 0, check_backends: bool = True,
+                   engines: Optional[int] = None, data_parallel: Optional[int] = None) -> dict[str, Any]:
         """Writes the weights from the directory `checkpoint` (`refit.load`). The reply also has "loaded", a `Loaded` as a dict."""
-        loaded: list[dict[str, Any]] = []
+        return {"loaded": load_worker(plan, checkpoint, self.vllm_config, self.model_runner.model, rank=self.rank, engine=engine,
+                                      engines=engines, data_parallel=data_parallel, check_backends=check_backends)._asdict()}
 
-        def load() -> None:
-            worker: Any = self
-            loaded.append(load_worker(plan, checkpoint, worker.vllm_config, worker.model_runner.model, rank=worker.rank, engine=engine,
-                                      engines=engines, data_parallel=data_parallel, check_backends=check_backends)._asdict())
-        return {**self._refit_reply(load), "loaded": loaded[0] if loaded else None}
-
-    def refit_close(self) -> Reply:
-        def close() -> None:
-            if self._refit is not None:
-                self._refit.close()
-        return self._refit_reply(close)
+    @_replies
+    def refit_close(self: Any) -> None:
+        if self._refit is not None:
+            self._refit.close()
 
     def refit_metrics(self) -> dict[str, float]:
         """What this worker's last refit took, as `Executor.metrics` tells it; empty before it joined."""
         return {} if self._refit is None else self._refit.metrics()
 
-    def refit_facts(self) -> dict[str, Any]:
+    def refit_facts(self: Any) -> dict[str, Any]:
         """What the worker's vLLM chose: release, mesh, quantization, backend of the experts."""
-        worker: Any = self
-        return facts_of(worker.vllm_config, worker.model_runner.model)
+        return facts_of(self.vllm_config, self.model_runner.model)
 
-    def refit_describe(self, placements: Any = None, mesh: Any = None, names: Any = None) -> Any:
+    def refit_describe(self: Any, placements: Any = None, mesh: Any = None, names: Any = None) -> Any:
         """What this worker holds, for `refit.merge`, where no layout of the compiler fits."""
         from refit.description import describe_state_dict
 
-        worker: Any = self
-        return describe_state_dict(tensors_of(worker.model_runner.model)[0], "destination", rank=worker.rank, mesh=mesh,
+        return describe_state_dict(tensors_of(self.model_runner.model)[0], "destination", rank=self.rank, mesh=mesh,
                                    placements=placements, names=names)
 
     def _refit_executor(self) -> Executor:
         if self._refit is None:
             raise InvalidArgument("refit_init was not called, or failed")
         return self._refit
-
-    def _refit_reply(self, action: Callable[[], None]) -> Reply:
-        error = ""
-        with self._driver_lock:
-            try:
-                action()
-            except Exception as failure:
-                error = f"{type(failure).__name__}: {failure}"
-            return workers.reply_of(self._refit, self._refit_version, error)
 
 
 # The driver's side. Each function is for the `AsyncLLM` of a running event loop, and has a twin for an `LLM`, which blocks.
