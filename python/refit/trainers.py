@@ -489,8 +489,9 @@ class Adapter:
                          os.path.abspath(self._given) if isinstance(self._given, (str, os.PathLike)) else self._given)
 
     def _said(self, side: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """What a rank says before the first update: which plan it has, or else what its `side` of a job is."""
-        return {"plan": None if self._plan is None else self._plan.digest, "side": None if self._plan is not None else dict(side())}
+        """What a rank says before the first update: which plan it has, or what its `side` of the job of "auto" is."""
+        asks = self._plan is None and self._given == auto.AUTO
+        return {"plan": None if self._plan is None else self._plan.digest, "side": dict(side()) if asks else None}
 
     def _agree(self, job: Mapping[str, Any], saves: bool) -> Plan:
         """The plan, which is made of the job that `job_of` found if this rank has none. One rank `saves` it."""

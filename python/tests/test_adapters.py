@@ -389,6 +389,17 @@ def test_verl_makes_its_plan_of_what_both_sides_say(verl, two_trainers, monkeypa
         refit.trainers.job_of([{"side": {"destination": verl.destination_of(config), "model": MODEL, "source": WANTED["source"]}}], 2)
 
 
+def test_a_job_that_verl_is_given_wins(verl, two_trainers, tiny_job, monkeypatch):
+    monkeypatch.setattr(verl, "ray_unique_id", lambda: b"id")
+    monkeypatch.setattr(verl, "_actor", types.SimpleNamespace(module=[Module()]))  # Megatron's chunks, of which nobody makes a job
+    engines = [verl.RefitCheckpointEngine(1 << 20, plan=tiny_job, is_master=rank == 0, device="cpu") for rank in range(4)]
+    trainers, rollout = engines[0].build_topology(2, 2, [engine.prepare() for engine in engines])
+    for engine, side, i in zip(engines, (trainers, trainers, rollout, rollout), (0, 1, 0, 1)):
+        engine.init_process_group(**{name: values[i] for name, values in side.items()})
+    assert [engine._plan for engine in engines] == [refit.compile(tiny_job)] * 4
+    monkeypatch.setattr(verl, "_actor", None)
+
+
 def test_nemo_rl_makes_its_plan_of_what_both_sides_say(two_trainers, monkeypatch, tmp_path):
     module(monkeypatch, "nemo_rl.utils.checkpoint_engines.base", CheckpointEngine=object)
     nemo_rl = adapter(monkeypatch, "nemo_rl")

@@ -616,3 +616,27 @@ def test_a_sender_looks_at_tensors_that_changed_alone(tiny_job, monkeypatch):
     swapped(module.norm.weight)
     sender.send(0, b"b", sender.take(shards, 0, b"b"), "cpu", None)  # by another meeting
     assert len(ran) == 6
+
+
+def test_a_checkpoint_is_copied_to_a_gpus_tensors(tiny_job, tmp_path, monkeypatch):
+    import json
+
+    np = pytest.importorskip("numpy")
+    plan = refit.compile(tiny_job)
+    held = {name: np.random.default_rng(1).standard_normal(shape).astype("f4")
+            for name, shape in (("layers.0.weight", (8, 6)), ("layers.1.weight", (8, 6)), ("norm.weight", (6,)))}
+    header, data = {}, b""
+    for name, array in held.items():
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [len(data), len(data) + array.nbytes]}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    copied = []
+    monkeypatch.setattr(refit.contract, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(refit.contract, "on_host", lambda tensor: copied.append(tensor))  # what the plan writes as a whole is not read
+    for rank, columns in ((2, slice(0, 3)), (3, slice(3, 6))):
+        tensors = {name: torch.nn.Parameter(torch.zeros(info.shape)) for name, info in plan.tensors(rank).items()}
+        refit.load(plan, tmp_path, tensors, rank=rank)
+        assert not copied
+        assert (tensors["layers.1.weight"].detach().numpy() == held["layers.1.weight"][:, columns]).all()
+        assert (tensors["norm.weight"].detach().numpy() == held["norm.weight"]).all()
