@@ -266,7 +266,8 @@ class Checkpoint(Reference):
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise FileError(f"{index} is no index of safetensors files: {type(error).__name__}: {error}", str(index)) from None
             if missing := [file.name for file in files if not file.exists()]:
-                raise FileError(f"{directory} lacks {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, which {index.name} names", str(directory))
+                raise FileError(f"{directory} lacks {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}, which {index.name} names",
+                                str(directory))
         if not files:
             raise FileError(f"{directory} has no *.safetensors file; wanted a checkpoint's directory", str(directory))
         self._entries: dict[str, tuple[pathlib.Path, int, Mapping[str, Any]]] = {}

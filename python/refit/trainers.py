@@ -320,8 +320,8 @@ def first_of(metadata: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def refuse_ranks(plan: Plan, framework: str, trainers: Optional[tuple[int, str]] = None, workers: Optional[tuple[int, str]] = None) -> None:
     """Refuses a plan for other numbers of ranks than a framework has. `trainers` and `workers`: how many, and what they are called there;
     None: not known here."""
-    sides = [(found, planned, side) for found, planned, side in ((trainers, plan.source_ranks, "source"), (workers, plan.destination_ranks, "destination"))
-             if found is not None]
+    known = (trainers, plan.source_ranks, "source"), (workers, plan.destination_ranks, "destination")
+    sides = [(found, planned, side) for found, planned, side in known if found is not None]
     if any(found[0] != planned for found, planned, _ in sides):
         raise InvalidArgument(f"{framework} has {' and '.join(f'{number} {name}' for (number, name), *_ in sides)}; the plan has "
                               f"{' and '.join(f'{planned} {side}' for _, planned, side in sides)} ranks")

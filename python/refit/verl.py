@@ -68,7 +68,8 @@ class RefitCheckpointEngine(trainers.Adapter, CheckpointEngine):
             self._meeting = ray_unique_id()
         plan = self._plan
         return {**self._said(self._side), "ranks": None if plan is None else (plan.source_ranks, plan.destination_ranks),
-                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps, "check": self._is_master and self._checks.due}
+                "meeting": None if self._meeting is None else self._meeting.hex(), "engine_sleeps": self._engine_sleeps,
+                "check": self._is_master and self._checks.due}
 
     def _side(self) -> dict[str, Any]:
         return ({} if _rollout_config is None else {"destination": destination_of(_rollout_config)}) | (
