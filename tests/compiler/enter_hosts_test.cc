@@ -29,7 +29,7 @@ std::string HostsJob(const std::string& placement,
       R"("hosts": [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]}, "options": {)" +
           options + "}");
 }
-constexpr uint64_t kBytes = 512 * 512 * 2;
+constexpr uint64_t kHostBytes = 512 * 512 * 2;
 
 bool Deals(const PlanFile& plan) {
   return (plan.plan().required_features() & kFeatureDealing) != 0;
@@ -62,12 +62,12 @@ TEST(EnterHostsTest, AHostIsSentOnceWhatItsRanksWant) {
   const PlanFile plan = OpenJob(HostsJob("Replicate"));
   EXPECT_TRUE(Deals(plan));
   const fb::Stats& stats = *plan.body().stats();
-  EXPECT_EQ(stats.network_bytes(), 2 * kBytes);
-  EXPECT_EQ(stats.peer_bytes(), 6 * kBytes);
+  EXPECT_EQ(stats.network_bytes(), 2 * kHostBytes);
+  EXPECT_EQ(stats.peer_bytes(), 6 * kHostBytes);
   EXPECT_EQ(stats.relayed_bytes(), stats.peer_bytes());
   const NetworkBytes bytes = NetworkBytesOf(plan);
   for (size_t source = 0; source < 8; ++source) {
-    EXPECT_EQ(bytes.sent[source], kBytes / 4) << source;
+    EXPECT_EQ(bytes.sent[source], kHostBytes / 4) << source;
   }
   // A source feeds one rank of each host, and two sources feed a rank.
   EXPECT_EQ(NetworkPeers(plan.body()), std::vector<uint32_t>(16, 2));
@@ -107,7 +107,7 @@ TEST(EnterHostsTest, WhatCannotBeDealtIsStoredAfterwards) {
         R"("bucket_bytes": 4096, "staging_bytes": 8192)"}) {
     const PlanFile plan = OpenJob(HostsJob("Replicate", options));
     EXPECT_FALSE(Deals(plan)) << options;
-    EXPECT_EQ(plan.body().stats()->network_bytes(), 2 * kBytes) << options;
+    EXPECT_EQ(plan.body().stats()->network_bytes(), 2 * kHostBytes) << options;
     const fb::Body& body = plan.body();
     EXPECT_EQ(body.rounds()->Get(body.rounds()->size() - 1)->route(),
               fb::Route::kPeer)
@@ -141,8 +141,8 @@ TEST(EnterHostsTest, FewPeersAreEnoughWhereAJobAsksForThem) {
   EXPECT_EQ(*std::max_element(peers.begin(), peers.end()), 2u);
   // Over the network as much as before; three of four slices once more inside
   // the host.
-  EXPECT_EQ(few.body().stats()->network_bytes(), kBytes);
-  EXPECT_EQ(few.body().stats()->peer_bytes(), kBytes * 3 / 4);
+  EXPECT_EQ(few.body().stats()->network_bytes(), kHostBytes);
+  EXPECT_EQ(few.body().stats()->peer_bytes(), kHostBytes * 3 / 4);
   EXPECT_NE(ErrorsOf(HostsJob("Shard(1)", R"("network_peers": 1)"))
                 .find("options.network_peers is 1, but rank 0 exchanges with 2 "
                       "ranks of other hosts; wanted at least 2, or meshes "
