@@ -84,14 +84,9 @@ class Entrance {
   HostFlows flows_;
   std::map<int32_t, Holders> ranks_;      // the destinations of each host
   std::vector<int64_t> sent_, received_;  // by rank
-  // Of a rank that receives more than others of its host: the part of what it
-  // alone wants that these receive for it, and how much each of them.
-  struct Spill {
-    double part = 0;
-    std::vector<RankBytes> proxies;
-    size_t next = 0;
-  };
-  std::map<Rank, Spill> spills_;
+  // By rank that receives more than others of its host: who receives for it
+  // how much of what it alone wants.
+  std::map<Rank, std::vector<RankBytes>> spills_;
 };
 
 Entrance::Entrance(const Module& module, const Flows& flows, int32_t wave,
@@ -197,16 +192,13 @@ void Entrance::FindSpills() {
       }
       const auto alone = flows_.find({host, Members{rank}});
       if (alone == flows_.end() || alone->second.bytes < bytes_min_) continue;
-      Spill& spill = spills_[rank];
-      spill.part = std::min(1.0, static_cast<double>(received - level) /
-                                     static_cast<double>(alone->second.bytes));
+      std::vector<RankBytes>& spill = spills_[rank];
       // Proxies fill up one after the other.
-      auto left = static_cast<int64_t>(
-          spill.part * static_cast<double>(alone->second.bytes));
+      int64_t left = std::min(received - level, alone->second.bytes);
       for (RankBytes& proxy : proxies) {
         const int64_t of_proxy = std::min(left, proxy.bytes);
         if (of_proxy == 0) continue;
-        spill.proxies.push_back({.rank = proxy.rank, .bytes = of_proxy});
+        spill.push_back({.rank = proxy.rank, .bytes = of_proxy});
         proxy.bytes -= of_proxy;
         left -= of_proxy;
       }
@@ -222,7 +214,7 @@ std::vector<RankBytes> Entrance::EntriesOf(const HostFlowKey& key,
   }
   const Rank rank = key.members.front();
   std::vector<RankBytes> entries = {{.rank = rank, .bytes = flow.bytes}};
-  for (const RankBytes& proxy : spills_.at(rank).proxies) {
+  for (const RankBytes& proxy : spills_.at(rank)) {
     entries.push_back(proxy);
     entries.front().bytes -= proxy.bytes;
   }

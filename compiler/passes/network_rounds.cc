@@ -191,7 +191,8 @@ void PlaceOverNetwork(Module& module, const std::vector<Message*>& messages,
   if (between_hosts) {
     PlaceAlongTrees(module, routed, scheduler);
   } else {
-    if (module.limits.shape.all_in_turns) {
+    // Relays come after what feeds them, whatever their turn.
+    if (module.limits.shape.all_in_turns && !module.stats.levels_sources) {
       routed.insert(routed.end(), others.begin(), others.end());
       others.clear();
     }

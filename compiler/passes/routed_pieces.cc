@@ -13,10 +13,14 @@ void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
   part.box = box;
   part.root_keeps = std::binary_search(whole.destinations.begin(),
                                        whole.destinations.end(), root);
-  part.destinations = {root};
+  // A new list each, since parts are many, and the old one has room for all
+  // receivers.
+  part.destinations = std::vector<Rank>{root};
   part.relays = std::move(relays);
   part.is_routed = true;
-  if (!sources.empty()) part.sources.assign(sources.begin(), sources.end());
+  if (!sources.empty()) {
+    part.sources = std::vector<Rank>(sources.begin(), sources.end());
+  }
   ++count_;
   routes_ = true;
 }
@@ -26,7 +30,7 @@ void RoutedPieces::AddRelayed(PieceId id, Rank first,
   Feed(id, {&first, 1});
   for (const Relay& relay : relays) Feed(id, {&relay.receiver, 1});
   Piece& part = parts_[IndexOf(id)].emplace_back(module_.piece(id));
-  part.destinations = {first};
+  part.destinations = std::vector<Rank>{first};
   part.relays = std::move(relays);
   ++count_;
 }
