@@ -6,6 +6,11 @@
 
 namespace refit {
 
+std::mutex& LoaderMutex() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+
 void* OpenLoaded(const char* file) {
   return dlopen(file, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }

@@ -4,11 +4,16 @@
 
 #include <dlfcn.h>
 
+#include <mutex>
 #include <string>
 
 #include "absl/status/statusor.h"
 
 namespace refit {
+
+// Ranks of a process look for libraries in turns, each with this lock: the
+// loader's own, behind which its names of files change, is not there for them.
+std::mutex& LoaderMutex();
 
 // A file that this process has loaded already, which now stays. Null: it has
 // not.

@@ -88,6 +88,7 @@ const char* FindFunctions(void* handle, Api& api) {
 }  // namespace
 
 absl::StatusOr<Api> Load() {
+  const std::lock_guard lock(LoaderMutex());
   Api api;
   void* handle = FindLoaded();
   if (handle == nullptr) {

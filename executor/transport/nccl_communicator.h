@@ -75,7 +75,8 @@ class NcclCommunicator {
   absl::Status Issue(const Operation& operation, Stream stream);
   int RankOf(int32_t global) const;
 
-  const nccl::Api& api_;
+  // A copy: an abort that does not return outlives the transport.
+  const nccl::Api api_;
   const std::vector<int32_t> ranks_;
   // NCCL must not be inside another call when it aborts. Calls of a
   // non-blocking communicator are short.

@@ -88,6 +88,7 @@ const char* FindFunctions(void* handle, Api& api) {
 }  // namespace
 
 absl::StatusOr<Api> Load() {
+  const std::lock_guard lock(LoaderMutex());
   const absl::StatusOr<void*> handle = Open();
   if (!handle.ok()) return handle.status();
   Api api;
