@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "compiler/passes/flows.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/routed_pieces.h"
 
 namespace refit {
 namespace {
@@ -164,7 +165,7 @@ class Distributor {
  public:
   explicit Distributor(Module& module)
       : module_(module),
-        pieces_of_(module.pieces.size()),
+        parts_(module),
         load_of_wave_(static_cast<size_t>(module.waves)),
         load_(static_cast<size_t>(module.world_size()), 0) {
     for (Loads& loads : load_of_wave_) loads.resize(load_.size(), 0);
@@ -173,7 +174,7 @@ class Distributor {
   // The members leave the destinations of the pieces.
   void HandOut(absl::Span<const Group> together);
   // Puts what was handed out into the module.
-  void Finish();
+  void Finish() { parts_.Finish(); }
 
  private:
   using Loads = std::vector<int64_t>;
@@ -184,7 +185,7 @@ class Distributor {
   void Give(const Group& group, const Box& box);
 
   Module& module_;
-  std::vector<std::vector<Piece>> pieces_of_;  // by the piece that was cut
+  RoutedPieces parts_;
   // Bytes that a rank relays: in each wave, and in all.
   std::vector<Loads> load_of_wave_;
   Loads load_;
@@ -203,16 +204,16 @@ Rank Distributor::LeastLoaded(const Group& group) const {
 
 void Distributor::Give(const Group& group, const Box& box) {
   const Rank first = LeastLoaded(group);
-  Piece& given =
-      pieces_of_[group.piece].emplace_back(module_.pieces[group.piece]);
-  given.box = box;
-  given.destinations = {first};
-  given.relays.clear();
+  std::vector<Relay> relays;
   for (const Rank member : group.members) {
-    if (member != first) given.relays.push_back({first, member});
+    if (member != first) relays.push_back({first, member});
   }
-  const int64_t relayed = std::ssize(given.relays) * module_.WireBytes(given);
-  load_of_wave_[static_cast<size_t>(given.wave)][IndexOf(first)] += relayed;
+  const Piece& piece = module_.pieces[group.piece];
+  const int64_t relayed =
+      std::ssize(relays) * box.Volume() * DTypeBytes(piece.wire_dtype);
+  parts_.AddRelayed(PieceId{static_cast<int32_t>(group.piece)}, box, first,
+                    std::move(relays));
+  load_of_wave_[static_cast<size_t>(piece.wave)][IndexOf(first)] += relayed;
   load_[IndexOf(first)] += relayed;
 }
 
@@ -230,24 +231,8 @@ void Distributor::HandOut(absl::Span<const Group> together) {
       for (const Box& box : Stripes(module_.pieces[group.piece].box, count)) {
         Give(group, box);
       }
-      std::erase_if(module_.pieces[group.piece].destinations,
-                    [&](Rank receiver) {
-                      return std::binary_search(group.members.begin(),
-                                                group.members.end(), receiver);
-                    });
     }
   }
-}
-
-void Distributor::Finish() {
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < pieces_of_.size(); ++i) {
-    if (!module_.pieces[i].destinations.empty()) {
-      pieces.push_back(std::move(module_.pieces[i]));
-    }
-    for (Piece& piece : pieces_of_[i]) pieces.push_back(std::move(piece));
-  }
-  module_.pieces = std::move(pieces);
 }
 
 }  // namespace

@@ -110,12 +110,6 @@ void Scheduler::PlaceDealt(Message& message, absl::Span<Message> dealt_by,
   PlaceIn(message, dealt_by, round);
 }
 
-bool Scheduler::FitsIn(const Message& message,
-                       absl::Span<const Message> dealt_by, int32_t round) {
-  return dealt_by.empty() ? FitsAtBoth(message, round)
-                          : FitsDealt(message, dealt_by, round);
-}
-
 void Scheduler::PlaceIn(Message& message, absl::Span<Message> dealt_by,
                         int32_t round) {
   PlaceAt(message, round);

@@ -65,18 +65,14 @@ class Scheduler {
   void LimitEntering(int64_t bytes) { peer_bytes_max_ = bytes; }
   // In round `not_before` or a later one.
   void Place(Message& message, int32_t not_before = 0);
-  // What a rank deals out in the round after that in which it came, which is
-  // not before `not_before`.
+  // The same with what deals the message out, in the round after.
   void PlaceDealt(Message& message, absl::Span<Message> dealt_by,
                   int32_t not_before = 0);
-  // Whether it could do so in that round.
+  // Whether the message has room in the round, and what deals it out, if
+  // anything does, in the next one.
   bool FitsDealt(const Message& message, absl::Span<const Message> dealt_by,
                  int32_t round);
-  // Whether the message has room in the round, and what is dealt out of it in
-  // the next one.
-  bool FitsIn(const Message& message, absl::Span<const Message> dealt_by,
-              int32_t round);
-  // There.
+  // In this round, which has room for both.
   void PlaceIn(Message& message, absl::Span<Message> dealt_by, int32_t round);
   // `messages` are the next rounds, one for each `pipeline_round`: they need
   // neither staging nor operations.

@@ -241,7 +241,7 @@ void LevelSources(const Module& module, int32_t wave, Flows& flows,
       if (members.front() != first) relays.push_back({first, members.front()});
     }
     for (const PieceId id : choice.share->pieces) {
-      routed.AddRelayed(id, first, relays);
+      routed.AddRelayed(id, module.piece(id).box, first, relays);
     }
   }
 }

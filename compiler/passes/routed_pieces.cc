@@ -25,11 +25,12 @@ void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
   routes_ = true;
 }
 
-void RoutedPieces::AddRelayed(PieceId id, Rank first,
+void RoutedPieces::AddRelayed(PieceId id, const Box& box, Rank first,
                               std::vector<Relay> relays) {
   Feed(id, {&first, 1});
   for (const Relay& relay : relays) Feed(id, {&relay.receiver, 1});
   Piece& part = parts_[IndexOf(id)].emplace_back(module_.piece(id));
+  part.box = box;
   part.destinations = std::vector<Rank>{first};
   part.relays = std::move(relays);
   ++count_;

@@ -1,4 +1,4 @@
-// The parts of pieces that are routed.
+// The parts of pieces that some ranks receive for others.
 #ifndef REFIT_COMPILER_PASSES_ROUTED_PIECES_H_
 #define REFIT_COMPILER_PASSES_ROUTED_PIECES_H_
 
@@ -24,8 +24,9 @@ class RoutedPieces {
   void Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
            absl::Span<const Rank> sources = {});
 
-  // The piece goes to `first`, which packs it again for each of `relays`.
-  void AddRelayed(PieceId id, Rank first, std::vector<Relay> relays);
+  // `box` of a piece goes to `first`, which passes it on along `relays`.
+  void AddRelayed(PieceId id, const Box& box, Rank first,
+                  std::vector<Relay> relays);
 
   // Parts of the piece feed these receivers.
   void Feed(PieceId id, absl::Span<const Rank> receivers) {

@@ -272,14 +272,14 @@ void PlaceAlongTrees(Module& module, const std::vector<Message*>& messages,
     // The first round up to `last` that has room, and is its turn if one of the
     // next is that.
     const auto find = [&](int32_t round, int32_t last) {
-      while (round <= last && !scheduler.FitsIn(message, dealt_by, round)) {
+      while (round <= last && !scheduler.FitsDealt(message, dealt_by, round)) {
         ++round;
       }
       for (int32_t later = round;
            later <= last && later < round + kTurnsAhead * turns.count();
            ++later) {
         if (turns.IsTurn(message, later) &&
-            scheduler.FitsIn(message, dealt_by, later)) {
+            scheduler.FitsDealt(message, dealt_by, later)) {
           return later;
         }
       }
