@@ -1,5 +1,5 @@
-// What a simulation says: to a reader, to a program, to Perfetto, and to other
-// simulators. All are deterministic.
+// What a simulation says: to a reader, to a program, and to Perfetto. All are
+// deterministic.
 #ifndef REFIT_SIMULATOR_OUTPUT_H_
 #define REFIT_SIMULATOR_OUTPUT_H_
 
@@ -33,12 +33,6 @@ std::string SimulationJson(const PlanFile& plan, const Simulation& simulation);
 // `sink`.
 void WriteTrace(const PlanFile& plan, const Simulation& simulation,
                 const TextSink& sink);
-
-// In GOAL, the schedule text of LogGOPSim and ATLAHS: each rank's sends,
-// receives and computation in nanoseconds, and what waits for what. It is as
-// long as a trace is, so that it goes to `sink`, too.
-void WriteGoal(const PlanFile& plan, const TaskGraph& graph,
-               const TextSink& sink);
 
 }  // namespace refit::simulator
 

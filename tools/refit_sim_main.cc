@@ -38,7 +38,6 @@ struct Arguments {
   bool rounds = false;
   std::string job;
   std::string trace;
-  std::string goal;
   std::string executor = "gpu";
   std::string peer_speed, network_speed, copy_speed, round_microseconds;
   std::string change_rate;
@@ -69,9 +68,6 @@ refit::ToolInfo Tool(Arguments& arguments) {
             "write a trace for Perfetto: a process for each rank, arrows from\n"
             "sends to receives, each link's share of its speed",
             &arguments.trace},
-           {"--goal", "", "OUT.goal",
-            "write the schedule as GOAL text, for LogGOPSim and ATLAHS",
-            &arguments.goal},
            {"--job", "", "JOB.json",
             "the job that the plan was compiled from: its topology has the\n"
             "speeds of links, which a plan has only if the job names a\n"
@@ -203,21 +199,11 @@ std::string CheckFiles(const Arguments& arguments, const std::string& plan) {
   if (plan == "-" && arguments.job == "-") {
     return "only one of the plan and the job can be '-'";
   }
-  int to_stdout = 0;
-  for (const std::string& output : {arguments.trace, arguments.goal}) {
-    to_stdout += output == "-" ? 1 : 0;
-    const std::string replaced = refit::ReplacedInput(
-        output, {{"the plan", plan}, {"the job file", arguments.job}});
-    if (!replaced.empty()) return replaced;
-  }
-  if (to_stdout > 0 && (arguments.json || arguments.rounds)) {
+  if (arguments.trace == "-" && (arguments.json || arguments.rounds)) {
     return "--json and --rounds print where '-' writes; give a file";
   }
-  if (!arguments.trace.empty() && arguments.trace == arguments.goal) {
-    return absl::StrCat("--trace and --goal are both \"", arguments.goal,
-                        "\"; wanted two files");
-  }
-  return "";
+  return refit::ReplacedInput(
+      arguments.trace, {{"the plan", plan}, {"the job file", arguments.job}});
 }
 
 // What is wrong with --executor; "" when nothing is.
@@ -283,7 +269,7 @@ std::string ReadOptions(const Arguments& arguments,
     mistake = ReadRanks("--dead-nic", arguments.dead_nics, options.dead_nics);
   }
   options.record_rates = !arguments.trace.empty();
-  options.folds_equal_ranks = arguments.goal.empty();
+  options.folds_equal_ranks = true;
   return mistake;
 }
 
@@ -350,15 +336,8 @@ static int Main(int argc, char** argv) {
       refit::simulator::WriteTrace(*plan, *simulation, sink);
     });
   }
-  if (status.ok() && !arguments.goal.empty()) {
-    status = Write(arguments.goal, [&](const refit::TextSink& sink) {
-      refit::simulator::WriteGoal(*plan, simulation->graph, sink);
-    });
-  }
   if (!status.ok()) return fail(status);
-  if (arguments.trace == "-" || arguments.goal == "-") {
-    return refit::kExitSuccess;
-  }
+  if (arguments.trace == "-") return refit::kExitSuccess;
   status = refit::WriteStdout(
       arguments.json ? refit::simulator::SimulationJson(*plan, *simulation)
                      : refit::simulator::SimulationText(*plan, *simulation,

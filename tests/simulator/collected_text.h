@@ -1,4 +1,4 @@
-// Texts that the product never has whole.
+// Text that the product never has whole.
 #ifndef REFIT_TESTS_SIMULATOR_COLLECTED_TEXT_H_
 #define REFIT_TESTS_SIMULATOR_COLLECTED_TEXT_H_
 
@@ -12,12 +12,6 @@ namespace refit::simulator {
 inline std::string TraceOf(const PlanFile& plan, const Simulation& simulation) {
   std::string text;
   WriteTrace(plan, simulation, [&](std::string_view piece) { text += piece; });
-  return text;
-}
-
-inline std::string GoalOf(const PlanFile& plan, const TaskGraph& graph) {
-  std::string text;
-  WriteGoal(plan, graph, [&](std::string_view piece) { text += piece; });
   return text;
 }
 

@@ -228,40 +228,5 @@ TEST(Output, ATraceHasNoOverlapsOnATrackAndEndsWhatItBegins) {
   }
 }
 
-TEST(Output, GoalHasBothEndsOfMessagesAndWhatTheyWaitFor) {
-  const PlanFile plan = OpenSpec(QuantizedSpec());
-  const absl::StatusOr<TaskGraph> graph = BuildTaskGraph(plan, SlowLinks());
-  ASSERT_TRUE(graph.ok());
-  // Rank 0 quantizes, packs, starts the round and sends; rank 1 starts it,
-  // receives and unpacks. A point takes no time.
-  EXPECT_EQ(GoalOf(plan, *graph), R"(num_ranks 2
-
-rank 0 {
-l1: calc 36
-l2: calc 80
-l3: calc 1000
-l4: calc 0
-l5: send 80b to 1 tag 0
-l2 requires l1
-l3 requires l2
-l3 requires l1
-l4 requires l3
-l5 requires l3
-l4 requires l5
-}
-
-rank 1 {
-l1: recv 80b from 0 tag 0
-l2: calc 1000
-l3: calc 0
-l4: calc 80
-l3 requires l2
-l1 requires l2
-l3 requires l1
-l4 requires l3
-}
-)");
-}
-
 }  // namespace
 }  // namespace refit::simulator

@@ -160,8 +160,8 @@ class FilesTest(unittest.TestCase):
         subprocess.run([BIN / "refitc", job, "-o", plan], check=True, timeout=60)
         written = self.out / "written"
         ended = {}
-        for program, *arguments in (["refit-sim", plan, "--trace", written], ["refit-sim", plan, "--goal", written],
-                                    ["refitc", job, "-o", written], ["refit-report", plan, "-o", written]):
+        for program, *arguments in (["refit-sim", plan, "--trace", written], ["refitc", job, "-o", written],
+                                    ["refit-report", plan, "-o", written]):
             for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 with self.subTest(program, arguments=arguments[1:-1], ending=ending.name):
                     run = subprocess.Popen([BIN / program, *arguments], preexec_fn=default_signals)
