@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "bench/gather_method.h"
 
 namespace refit {
 namespace {
@@ -29,7 +28,7 @@ absl::Status FindM2n(const PlanFile& plan, bool one_rank, OtherMethods& found) {
   return absl::OkStatus();
 }
 
-absl::Status FindMessages(const PlanFile& plan, OtherMethods& found) {
+absl::Status FindWindows(const PlanFile& plan, OtherMethods& found) {
   if (!HasStagedRounds(plan)) {
     return absl::FailedPreconditionError(
         "the plan has no staged messages; \"options\": {\"peer\": \"staged\"} "
@@ -43,15 +42,7 @@ absl::Status FindMessages(const PlanFile& plan, OtherMethods& found) {
       nccl::LoadWindowApi(found.nccl);
   if (!windows.ok()) return windows.status();
   found.windows = *windows;
-  found.messages = windows->HasPutSignal();
-  return found.messages
-             ? absl::OkStatus()
-             : absl::UnimplementedError(absl::StrCat(
-                   "one-sided sends need NCCL 2.30 or later, and ",
-                   found.nccl.library, " (",
-                   nccl::VersionText(found.nccl.version),
-                   ") has no ncclPutSignal; REFIT_NCCL_LIBRARY may name "
-                   "another file"));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -67,18 +58,12 @@ absl::StatusOr<OtherMethods> FindOtherMethods(
     if (name == "nccl_m2n" || name == "nccl_m2n_groups") {
       (name == "nccl_m2n" ? found.m2n_calls : found.m2n_groups) = true;
       status = FindM2n(plan, one_rank, found);
-    } else if (name == "messages") {
-      status = FindMessages(plan, found);
-    } else if (name == "gather") {
-      status = CanGather(plan, found.nccl);
-      found.gather = status.ok();
-      const auto windows = nccl::LoadWindowApi(found.nccl);
-      if (windows.ok()) found.windows = *windows;
+    } else if (name == "windows") {
+      status = FindWindows(plan, found);
     } else {
       status = absl::InvalidArgumentError(
           absl::StrCat("no method \"", name,
-                       "\"; wanted nccl_m2n, nccl_m2n_groups, messages "
-                       "or gather"));
+                       "\"; wanted nccl_m2n, nccl_m2n_groups or windows"));
     }
     if (!status.ok()) {
       return absl::Status(status.code(),

@@ -22,16 +22,13 @@ struct OtherMethods {
   bool m2n_calls = false;   // "nccl_m2n"
   bool m2n_groups = false;  // "nccl_m2n_groups"
   std::vector<M2nTensor> m2n_tensors;
-  bool messages = false;                   // "messages"
-  bool gather = false;                     // "gather"
-  std::optional<nccl::WindowApi> windows;  // if NCCL has what these need
+  std::optional<nccl::WindowApi> windows;  // "windows"
 };
 
 // `names`: "nccl_m2n", NVIDIA's NCCL M2N, tensor by tensor; "nccl_m2n_groups",
-// the same in groups; "messages", the plan's staged messages by several of
-// NCCL's ways; "gather", the same bytes by NCCL's all-gather. `one_rank`:
-// whether each rank is a process. Errors: kInvalidArgument, another name; else
-// why one of them cannot be measured here.
+// the same in groups; "windows", the plan's staged messages in memory that all
+// ranks registered. `one_rank`: whether each rank is a process. Errors:
+// kInvalidArgument, another name; else why one of them cannot be measured here.
 absl::StatusOr<OtherMethods> FindOtherMethods(
     const PlanFile& plan, absl::Span<const std::string> names, bool one_rank);
 

@@ -3,16 +3,14 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "bench/gather_method.h"
 #include "bench/m2n_method.h"
-#include "bench/message_methods.h"
 #include "bench/transfer_methods.h"
+#include "bench/window_method.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "plan/scratch_windows.h"
 #include "refit/cuda_device.h"
@@ -157,47 +155,17 @@ uint64_t FreeDeviceBytes() {
   return free_bytes;
 }
 
-// In plain memory, and in windows where NCCL has these.
-std::vector<const nccl::WindowApi*> GatherWindows(const OtherMethods& others) {
-  std::vector<const nccl::WindowApi*> all = {nullptr};
-  if (others.windows.has_value()) all.push_back(&*others.windows);
-  return all;
-}
-
 // One after the other, so that each has the memory to itself.
 absl::Status MeasureOthers(
     const PlanFile& plan, WorldRank& rank, const OtherMethods& others,
     const std::function<absl::Status(TransferMethod&)>& measure) {
   using Made = absl::StatusOr<std::unique_ptr<TransferMethod>>;
-  if (others.messages) {
+  if (others.windows.has_value()) {
     for (const bool graph : {false, true}) {
-      for (const MessageWay way :
-           {MessageWay::kSendRecv, MessageWay::kRegistered,
-            MessageWay::kPutSignal}) {
-        const Made made = MakeMessageMethod(
+      for (const bool registered : {false, true}) {
+        const Made made = MakeWindowMethod(
             plan, rank.transport(), rank.device(), others.nccl, *others.windows,
-            {.way = way, .graph = graph});
-        if (!made.ok()) return made.status();
-        if (absl::Status s = measure(**made); !s.ok()) return s;
-      }
-    }
-  }
-  if (others.gather) {
-    for (const nccl::WindowApi* const windows : GatherWindows(others)) {
-      for (const uint64_t mebibytes : {48, 96, 192, 384}) {
-        const Made made = MakeGatherMethod(
-            plan, rank.transport(), rank.device(), others.nccl,
-            {.round_bytes = mebibytes << 20,
-             // Launched as a graph, those in windows do not end.
-             .graph = windows == nullptr,
-             .windows = windows});
-        if (!made.ok() && windows != nullptr) {
-          if (rank.transport().rank() == 0) {
-            absl::FPrintF(stderr, "refit-bench: no all-gather in windows: %s\n",
-                          made.status().message());
-          }
-          break;
-        }
+            {.registered = registered, .graph = graph});
         if (!made.ok()) return made.status();
         if (absl::Status s = measure(**made); !s.ok()) return s;
       }

@@ -5,11 +5,6 @@
 
 namespace refit::nccl {
 
-static_assert(offsetof(AwaitedSignals, peer) == 4);
-static_assert(offsetof(AwaitedSignals, signal) == 8);
-static_assert(offsetof(AwaitedSignals, context) == 12);
-static_assert(sizeof(AwaitedSignals) == 16);
-
 absl::StatusOr<WindowApi> LoadWindowApi(const Api& api) {
   WindowApi windows;
   SymbolTable symbols{OpenLoaded(api.library.c_str())};
@@ -23,9 +18,6 @@ absl::StatusOr<WindowApi> LoadWindowApi(const Api& api) {
                      VersionText(api.version), ") has no ", symbols.missing,
                      "; REFIT_NCCL_LIBRARY may name another file"));
   }
-  symbols.Find("ncclPutSignal", windows.PutSignal);
-  symbols.Find("ncclSignal", windows.Signal);
-  symbols.Find("ncclWaitSignal", windows.WaitSignal);
   return windows;
 }
 

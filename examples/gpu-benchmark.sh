@@ -8,8 +8,8 @@
 #
 # libnccl is looked for as workers do; REFIT_NCCL_LIBRARY names another file.
 # Where REFIT_NCCL_M2N_LIBRARY names NVIDIA's libnccl_m2n, direct plans are also
-# measured beside that, and staged messages by other ways of NCCL. Both need
-# NCCL 2.30.5 or later.
+# measured beside that, and staged messages in windows. Both need NCCL 2.30.5 or
+# later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 gpus=${1:-4}
@@ -54,7 +54,7 @@ for job in examples/jobs/gpu/"$gpus"-*.json; do
     *-fp8*) "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10 ;;
     *-staged)
       if [ -n "$m2n" ]; then
-        ranks "$gpus" "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 --against messages
+        ranks "$gpus" "$bin/refit-bench" transfer "$work/$name.refit" --one-rank --iterations 10 --against windows
       else
         "$bin/refit-bench" transfer "$work/$name.refit" --iterations 10
       fi

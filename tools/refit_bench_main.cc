@@ -326,11 +326,9 @@ static int Main(int argc, char** argv) {
             &peers},
            {"--against", "", "NAME[,NAME...]",
             "transfer: also nccl_m2n, NVIDIA's library of that name, or "
-            "nccl_m2n_groups, with\n--one-rank; messages, the plan's staged "
-            "messages without packing, by NCCL's\nsend/recv, in windows, and "
-            "by its one-sided sends. All need NCCL 2.30.5 or later.\n"
-            "gather: what all destination ranks want alike, by NCCL's "
-            "all-gather, and\nin windows with NCCL 2.27 or later",
+            "nccl_m2n_groups, with\n--one-rank and NCCL 2.30.5 or later; "
+            "windows, the plan's staged messages without\npacking, beside the "
+            "same in memory registered with NCCL 2.27 or later",
             &against},
            {"--one-rank", "", "",
             "transfer: this process is one rank, as its launcher's variables "

@@ -1,8 +1,7 @@
-#include "bench/message_methods.h"
+#include "bench/window_method.h"
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,12 +17,12 @@
 namespace refit {
 namespace {
 
-class MessageMethod : public TransferMethod {
+class WindowMethod : public TransferMethod {
  public:
-  MessageMethod(const PlanFile& plan, Transport& transport, Device& device,
-                const nccl::Api& api, const nccl::WindowApi& windows,
-                const MessageOptions& options,
-                std::unique_ptr<NcclCommunicator> communicator)
+  WindowMethod(const PlanFile& plan, Transport& transport, Device& device,
+               const nccl::Api& api, const nccl::WindowApi& windows,
+               const WindowOptions& options,
+               std::unique_ptr<NcclCommunicator> communicator)
       : rank_(transport.rank()),
         device_(device),
         api_(api),
@@ -31,24 +30,17 @@ class MessageMethod : public TransferMethod {
         options_(options),
         communicator_(std::move(communicator)),
         rounds_(StagedRounds(plan, transport.rank())),
-        ahead_(plan.body().limits()->slots()),
         calls_(device, options.graph) {
     for (const fb::RankProgram* program : *plan.body().programs()) {
       arena_bytes_ = std::max(arena_bytes_, program->staging_bytes());
     }
-    std::set<int32_t> sent_to;
-    std::set<int32_t> received_from;
     for (const std::vector<StagedMessage>& round : rounds_) {
       for (const StagedMessage& message : round) {
-        (message.is_send ? sent_to : received_from).insert(message.peer);
         if (message.is_send) sent_bytes_ += message.size_bytes;
       }
     }
-    for (const int32_t peer : sent_to) {
-      if (received_from.contains(peer)) ahead_ = 1;
-    }
   }
-  ~MessageMethod() override {
+  ~WindowMethod() override {
     calls_.DropGraph();
     if (window_ != nullptr) window_->Deregister(*communicator_);
     communicator_ = nullptr;
@@ -68,11 +60,9 @@ class MessageMethod : public TransferMethod {
   }
 
   std::string name() const override {
-    const char* way = options_.way == MessageWay::kSendRecv ? "send/recv"
-                      : options_.way == MessageWay::kRegistered
-                          ? "send/recv in windows"
-                          : "PutSignal";
-    return absl::StrCat("its messages, ", way, options_.graph ? ", graph" : "");
+    return absl::StrCat("its messages",
+                        options_.registered ? ", in windows" : "",
+                        options_.graph ? ", graph" : "");
   }
   std::string remark() const override {
     return absl::StrCat(rounds_.size(), " rounds, no packing");
@@ -100,14 +90,8 @@ class MessageMethod : public TransferMethod {
   }
 
  private:
-  absl::Status Call(const char* name,
-                    const std::function<nccl::Result(nccl::Comm)>& function) {
-    return communicator_->Call(name, function, MeasurementDeadline(),
-                               NeverInterrupted);
-  }
-
   absl::Status Allocate() {
-    if (options_.way == MessageWay::kSendRecv) {
+    if (!options_.registered) {
       absl::StatusOr<std::unique_ptr<DeviceMemory>> memory =
           device_.Allocate(2 * arena_bytes_);
       if (!memory.ok()) return memory.status();
@@ -126,7 +110,6 @@ class MessageMethod : public TransferMethod {
   }
 
   absl::Status Issue(Stream stream) {
-    if (options_.way == MessageWay::kPutSignal) return IssuePuts(stream);
     for (const std::vector<StagedMessage>& round : rounds_) {
       operations_.clear();
       for (const StagedMessage& message : round) {
@@ -142,90 +125,6 @@ class MessageMethod : public TransferMethod {
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
-  }
-
-  absl::Status IssuePuts(Stream stream) {
-    absl::Status status;
-    if (rounds_.empty()) {
-      // NCCL prepares one-sided sends on all ranks together, in each one's
-      // first call.
-      status.Update(Signal({rank_}, stream));
-      status.Update(AwaitSignals({{rank_, 1}}, stream));
-    }
-    for (size_t r = 0; r < std::min<size_t>(ahead_, rounds_.size()); ++r) {
-      status.Update(SayReady(r, stream));
-    }
-    for (size_t r = 0; r < rounds_.size() && status.ok(); ++r) {
-      std::map<int32_t, int> ready;
-      std::map<int32_t, int> arrived;
-      for (const StagedMessage& message : rounds_[r]) {
-        if (message.is_send) {
-          ready[message.peer] = 1;
-        } else {
-          ++arrived[message.peer];
-        }
-      }
-      status.Update(AwaitSignals(ready, stream));
-      status.Update(Put(r, stream));
-      status.Update(AwaitSignals(arrived, stream));
-      if (r + ahead_ < rounds_.size()) {
-        status.Update(SayReady(r + ahead_, stream));
-      }
-    }
-    return status;
-  }
-
-  // To those who send in round `r`.
-  absl::Status SayReady(size_t r, Stream stream) {
-    std::set<int32_t> senders;
-    for (const StagedMessage& message : rounds_[r]) {
-      if (!message.is_send) senders.insert(message.peer);
-    }
-    return senders.empty() ? absl::OkStatus() : Signal(senders, stream);
-  }
-
-  absl::Status Signal(const std::set<int32_t>& peers, Stream stream) {
-    return Call("ncclSignal", [&](nccl::Comm comm) {
-      nccl::Result result = api_.GroupStart();
-      for (const int32_t peer : peers) {
-        if (result != nccl::kSuccess) break;
-        result = windows_.Signal(peer, 0, 0, 0, comm, stream);
-      }
-      const nccl::Result ended = api_.GroupEnd();
-      return result == nccl::kSuccess ? ended : result;
-    });
-  }
-
-  absl::Status AwaitSignals(const std::map<int32_t, int>& counts,
-                            Stream stream) {
-    if (counts.empty()) return absl::OkStatus();
-    std::vector<nccl::AwaitedSignals> awaited;
-    for (const auto& [peer, count] : counts) {
-      awaited.push_back({.count = count, .peer = peer});
-    }
-    return Call("ncclWaitSignal", [&](nccl::Comm comm) {
-      return windows_.WaitSignal(static_cast<int>(awaited.size()),
-                                 awaited.data(), comm, stream);
-    });
-  }
-
-  absl::Status Put(size_t r, Stream stream) {
-    const auto sends = [](const StagedMessage& m) { return m.is_send; };
-    if (std::none_of(rounds_[r].begin(), rounds_[r].end(), sends)) {
-      return absl::OkStatus();
-    }
-    return Call("ncclPutSignal", [&](nccl::Comm comm) {
-      nccl::Result result = api_.GroupStart();
-      for (const StagedMessage& message : rounds_[r]) {
-        if (!message.is_send || result != nccl::kSuccess) continue;
-        result = windows_.PutSignal(
-            outgoing_ + message.offset, message.size_bytes, nccl::kUint8,
-            message.peer, window_->window(), arena_bytes_ + message.peer_offset,
-            0, 0, 0, comm, stream);
-      }
-      const nccl::Result ended = api_.GroupEnd();
-      return result == nccl::kSuccess ? ended : result;
-    });
   }
 
   // Adds the message's range to `ranges`, and says whether it met one of them.
@@ -250,10 +149,9 @@ class MessageMethod : public TransferMethod {
   Device& device_;
   const nccl::Api& api_;
   const nccl::WindowApi& windows_;
-  const MessageOptions options_;
+  const WindowOptions options_;
   std::unique_ptr<NcclCommunicator> communicator_;
   const std::vector<std::vector<StagedMessage>> rounds_;
-  size_t ahead_;
   uint64_t arena_bytes_ = 0;  // the same on all ranks, as NCCL wants of windows
   uint64_t sent_bytes_ = 0;
   std::unique_ptr<DeviceMemory> memory_;  // null: the arenas are NCCL's memory
@@ -267,15 +165,15 @@ class MessageMethod : public TransferMethod {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TransferMethod>> MakeMessageMethod(
+absl::StatusOr<std::unique_ptr<TransferMethod>> MakeWindowMethod(
     const PlanFile& plan, Transport& transport, Device& device,
     const nccl::Api& api, const nccl::WindowApi& windows,
-    const MessageOptions& options) {
+    const WindowOptions& options) {
   if (absl::Status s = device.MakeCurrent(); !s.ok()) return s;
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> communicator =
       MakeCommunicator(transport, api, AllRanks(plan));
   if (!communicator.ok()) return communicator.status();
-  auto made = std::make_unique<MessageMethod>(
+  auto made = std::make_unique<WindowMethod>(
       plan, transport, device, api, windows, options, *std::move(communicator));
   if (absl::Status s = made->Init(); !s.ok()) return s;
   return made;
