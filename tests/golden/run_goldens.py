@@ -3,7 +3,7 @@
 
 usage: run_goldens.py BIN_DIR [small] [examples]      REFIT_UPDATE_GOLDENS=1 writes the files instead
 
-jobs/*.json       every pass's text (refitc --print-after), the plan's (refit-dump), its numbers (--stats=json), its simulation,
+jobs/*.json       every pass's text (refitc --print-after=all), the plan's (refit-dump), its numbers (--stats=json), its simulation,
                   and for REPORTS the data of its page (refit-report --json); of all jobs, the page's traffic must add up, and all programs
                   must name one binding link
 errors/*.json     what refitc says of a wrong job; nothing may be written
@@ -130,6 +130,7 @@ class Goldens:
         self.failed = []
         self.seen = set()
         self.homes = {}  # of each text that jobs printed: the file that has it
+        self.passes = [line.split()[0] for line in self.run("refitc", "--list-passes").stdout.splitlines()]
 
     def run(self, tool, *arguments, cwd=None, status=0, variables=None, stdout=subprocess.PIPE):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
@@ -162,38 +163,57 @@ class Goldens:
         self.expect(name, text)
 
     def job(self, job):
-        for line in self.run("refitc", "--list-passes").stdout.splitlines():
-            name = line.split()[0]
-            printed = self.run("refitc", job.name, f"--print-after={name}", cwd=HERE / "jobs").stdout
-            self.expect_of_job(job, f"{name}.txt", printed)
-        self.silent(self.run("refitc", job.name, "-o", self.plan, cwd=HERE / "jobs"))
+        compiled = self.run("refitc", job.name, "-o", self.plan, "--print-after=all", "--stats=json", cwd=HERE / "jobs")
+        self.silent(compiled)
+        of_pass, stats = self.split(compiled.stdout)
+        for name in self.passes:
+            self.expect_of_job(job, f"{name}.txt", of_pass.get(name, ""))
         self.run("refit-verify", self.plan, "--job", job)
         self.expect_of_job(job, "dump.txt", self.run("refit-dump", self.plan).stdout)
-        self.expect_of_job(job, "stats.json", self.run("refitc", job.name, "--stats=json", cwd=HERE / "jobs").stdout)
-        self.expect_of_job(job, "sim.txt", self.run("refit-sim", self.plan, "--job", job, "--rounds").stdout)
+        self.expect_of_job(job, "stats.json", stats)
+        simulated = self.run("refit-sim", self.plan, "--job", job, "--rounds").stdout
+        self.expect_of_job(job, "sim.txt", simulated)
+        page = json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)
         if job.stem in REPORTS:
-            data = json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)
-            lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in data.items())
+            lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in page.items())
             self.expect_of_job(job, "report.json", "{" + lines.replace("}, {", "},\n  {") + "}\n")
-        self.traffic(job)
-        self.binding_link(job, self.run("refit-sim", self.plan, "--job", job).stdout)
+        numbers = json.loads(self.run("refit-dump", self.plan, "--stats", "--json").stdout)
+        self.traffic(job, numbers, page)
+        self.binding_link(job, numbers, page, simulated)
         self.run("refit-run", self.plan, "--transport", "local", "--check")
 
-    def traffic(self, job):
+    @staticmethod
+    def split(printed):
+        """What --print-after=all printed, by pass, and --stats=json after it."""
+        *texts, last = re.split(r"^(?=// after )", printed, flags=re.MULTILINE)
+        last, stats = re.match(r"(.*?)^({\n.*)?\Z", last, re.MULTILINE | re.DOTALL).groups("")
+        of_pass = {}
+        for text in [*texts, last]:
+            name = text.partition("\n")[0].removeprefix("// after ")
+            of_pass[name] = of_pass.get(name, "") + text
+        return of_pass, stats
+
+    def one_pass(self, job):
+        """What --print-after prints of one pass is its part of all."""
+        of_pass, _ = self.split(self.run("refitc", job, "--print-after=all", cwd=HERE / "jobs").stdout)
+        for name in (self.passes[0], self.passes[-1]):
+            printed = self.run("refitc", job, f"--print-after={name}", cwd=HERE / "jobs").stdout
+            if printed != of_pass[name]:
+                self.failed.append(f"--print-after={name} prints another text than --print-after=all: {printed}")
+
+    def traffic(self, job, numbers, page):
         """The page's matrix holds what the numbers call moved."""
-        moved = json.loads(self.run("refit-dump", self.plan, "--stats", "--json").stdout)["moved_bytes"]
-        matrix = json.loads(self.run("refit-report", self.plan, "--json").stdout)["traffic"]
+        moved, matrix = numbers["moved_bytes"], page["traffic"]
         runs = [token.partition("*") for row in matrix["row_of"] for token in matrix["rows"][row].split()]
         told = sum(matrix["values"][int(value, 36)] * int(times or "1", 36) for value, _, times in runs)
         if told != moved:
             self.failed.append(f"jobs/{job.name}: refit-report tells who sends {told} of {moved} bytes")
 
-    def binding_link(self, job, simulated):
+    def binding_link(self, job, numbers, page, simulated):
         """All programs name the same link and as many bytes of it."""
-        stats = json.loads(self.run("refit-dump", self.plan, "--stats", "--json").stdout)["binding_link"]
-        found = {"--stats": BINDING_LINK.findall(stats), "refit-sim": BINDING_LINK.findall(simulated)}
+        found = {"--stats": BINDING_LINK.findall(numbers["binding_link"]), "refit-sim": BINDING_LINK.findall(simulated)}
         for name, data in (("refit-sim --json", json.loads(self.run("refit-sim", self.plan, "--job", job, "--json").stdout)),
-                           ("refit-report", json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)["times"])):
+                           ("refit-report", page["times"])):
             link = data.get("binding_link")
             found[name] = [(link["name"], str(link["bytes"]))] if link else []
         if any(links != found["--stats"] for links in found.values()):
@@ -251,7 +271,9 @@ class Goldens:
         ratio = float(re.search(r"([0-9.]+) x the lower bound", simulated)[1])
         if job.stem in PUBLISHED and ratio > MOST_OF_PUBLISHED:
             self.failed.append(f"{job.name}: simulated at {ratio} x its lower bound")
-        self.binding_link(job, simulated)
+        numbers = json.loads(self.run("refit-dump", self.plan, "--stats", "--json").stdout)
+        page = json.loads(self.run("refit-report", self.plan, "--job", job, "--json").stdout)
+        self.binding_link(job, numbers, page, simulated)
 
 
 def small_goldens(goldens):
@@ -262,6 +284,7 @@ def small_goldens(goldens):
     for job in sorted((HERE / "jobs").glob("tiny-*.json"), key=lambda job: job.stem):
         if not job.name.endswith(".config.json"):
             goldens.job(job)
+    goldens.one_pass("tiny-dense.json")
     for name, command in MISUSES.items():  # of the last job's plan
         goldens.misuse(name, *command)
     for name, arguments in WHAT_IFS.items():
