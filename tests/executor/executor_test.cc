@@ -18,29 +18,25 @@
 #include "runner/value_check.h"
 #include "tests/executor/executor_world.h"
 #include "tests/executor/plan_builder.h"
-#include "tests/sanitizers.h"
 
 namespace refit {
 namespace {
 
 constexpr std::chrono::seconds kTimeout(60);
 
-void ExpectEveryElementRightBy(const ReshardOptions& options) {
-  SCOPED_TRACE(EnumText(options.mechanism));
-  const PlanFile plan = ReshardPlan(options).Open();
-  const auto result = RunChecked(plan, {.iterations = 2, .timeout = kTimeout});
-  ASSERT_TRUE(result.ok()) << result.status();
-  for (const std::string& mismatch : result->check.mismatches) {
-    ADD_FAILURE() << mismatch;
-  }
-  EXPECT_EQ(result->check.checked_bytes, result->destination_bytes);
-  EXPECT_EQ(result->refits.size(), 2);
-}
-
 void ExpectEveryElementRight(ReshardOptions options) {
   for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
+    SCOPED_TRACE(EnumText(mechanism));
     options.mechanism = mechanism;
-    ExpectEveryElementRightBy(options);
+    const PlanFile plan = ReshardPlan(options).Open();
+    const auto result =
+        RunChecked(plan, {.iterations = 2, .timeout = kTimeout});
+    ASSERT_TRUE(result.ok()) << result.status();
+    for (const std::string& mismatch : result->check.mismatches) {
+      ADD_FAILURE() << mismatch;
+    }
+    EXPECT_EQ(result->check.checked_bytes, result->destination_bytes);
+    EXPECT_EQ(result->refits.size(), 2);
   }
 }
 
@@ -110,18 +106,6 @@ TEST(ExecutorTest, EveryElementSizeIsRight) {
                              .source_dtype = dtype,
                              .destination_dtype = dtype});
   }
-}
-
-TEST(ExecutorTest, FiveHundredAndTwelveRanksRunAsThreads) {
-  // Each source sends to each destination in every round, which is too much for
-  // a group.
-  if (kSanitized) GTEST_SKIP() << "a minute with a sanitizer";
-  ExpectEveryElementRightBy({.source_ranks = 256,
-                             .destination_ranks = 256,
-                             .layers = 2,
-                             .rows = 256,
-                             .columns = 512,
-                             .mechanism = fb::Mechanism::kDirect});
 }
 
 // The ranks share a LocalFabric.

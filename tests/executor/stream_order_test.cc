@@ -27,7 +27,7 @@ void ExpectRefits(const PlanFile& plan) {
 }
 
 // One rank feeds five replicas, by slow links, in small buckets.
-PlanFile ReplicasPlan(std::string_view hosts, std::string_view options) {
+PlanFile HostsPlan(std::string_view hosts, std::string_view options) {
   return CompiledPlan(absl::StrFormat(
       R"({
     "model": {"parameters": [
@@ -53,7 +53,7 @@ TEST(StreamOrderTest, StagedRelaysPackWhatWasUnpacked) {
        {"0, 0, 0, 0, 0, 0", "0, 1, 2, 3, 4, 5", "0, 1, 1, 2, 2, 3"}) {
     for (const int slots : {1, 2, 3}) {
       SCOPED_TRACE(absl::StrFormat("hosts %s, %d slots", hosts, slots));
-      const PlanFile plan = ReplicasPlan(
+      const PlanFile plan = HostsPlan(
           hosts, absl::StrFormat(R"("peer": "staged", "bucket_bytes": 4096,
                                     "slots": %d, "staging_bytes": %d)",
                                  slots, 32768 * slots));
@@ -70,7 +70,7 @@ TEST(StreamOrderTest, DirectRelaysOfTheNetworkReadWhatWasUnpacked) {
        {"0, 0, 0, 1, 1, 1", "0, 1, 1, 2, 2, 2"}) {
     SCOPED_TRACE(hosts);
     ExpectRefits(
-        ReplicasPlan(hosts, R"("bucket_bytes": 4096, "staging_bytes": 16384)"));
+        HostsPlan(hosts, R"("bucket_bytes": 4096, "staging_bytes": 16384)"));
   }
 }
 
