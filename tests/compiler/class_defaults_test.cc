@@ -34,7 +34,7 @@ struct Reading {
   std::string errors;
 };
 
-Reading Read(const Json& config) {
+Reading ReadingOf(const Json& config) {
   const TemporaryDirectory directory;
   Job job;
   job.model.config_path = directory.Write("config.json", TextOf(config));
@@ -88,7 +88,7 @@ TEST(ClassDefaultsTest, WhatAConfigLeavesOutIsTheClassesOrIsRefused) {
   for (rapidjson::SizeType f = 0; f < families.MemberCount(); ++f) {
     const auto& [name, entry] = families.MemberBegin()[f];
     const std::string family = name.GetString();
-    const Reading whole = Read(entry["config"]);
+    const Reading whole = ReadingOf(entry["config"]);
     ASSERT_EQ(whole.errors, "") << family;
     const Json& keys = entry["left_out"];
     for (rapidjson::SizeType k = 0; k < keys.MemberCount(); ++k) {
@@ -98,11 +98,11 @@ TEST(ClassDefaultsTest, WhatAConfigLeavesOutIsTheClassesOrIsRefused) {
       without.CopyFrom(entry["config"], without.GetAllocator());
       const auto [object, key] = Find(without, path);
       object->RemoveMember(key.c_str());
-      const Reading found = Read(without);
+      const Reading found = ReadingOf(without);
       Json of_class(value, without.GetAllocator());
       object->AddMember(Json(key.c_str(), without.GetAllocator()), of_class,
                         without.GetAllocator());
-      const Reading wanted = Read(without);
+      const Reading wanted = ReadingOf(without);
       if (!found.errors.empty()) continue;
       EXPECT_EQ(wanted.errors, "") << family << " " << path;
       // Not EXPECT_EQ, which takes minutes to print the difference.

@@ -18,7 +18,7 @@ namespace {
 
 const std::string kSource = REFIT_SOURCE_DIR;
 
-struct ReadResult {
+struct ReadModelResult {
   std::optional<Model> model;
   std::string errors;
 };
@@ -29,7 +29,7 @@ struct Beside {
   bool vision = false;
 };
 
-ReadResult ReadModelOf(const ModelSpec& spec, Beside beside = {}) {
+ReadModelResult ReadModelOf(const ModelSpec& spec, Beside beside = {}) {
   Job job;
   job.model = spec;
   job.source.mtp = {.value = beside.mtp, .place = {}, .given = true};
@@ -37,26 +37,26 @@ ReadResult ReadModelOf(const ModelSpec& spec, Beside beside = {}) {
     job.source.vision = {.value = true, .place = {}, .given = true};
   }
   Diagnostics diagnostics;
-  ReadResult result;
+  ReadModelResult result;
   result.model = ReadModel(job, diagnostics);
   result.errors = diagnostics.Render();
   return result;
 }
 
-ReadResult ReadConfig(const std::string& path, Beside beside = {}) {
+ReadModelResult ReadConfig(const std::string& path, Beside beside = {}) {
   ModelSpec spec;
   spec.config_path = path;
   return ReadModelOf(spec, beside);
 }
 
-ReadResult ReadConfigText(const std::string& text) {
+ReadModelResult ReadConfigText(const std::string& text) {
   const TemporaryDirectory directory;
-  ReadResult result = ReadConfig(directory.Write("config.json", text));
+  ReadModelResult result = ReadConfig(directory.Write("config.json", text));
   result.errors = directory.Relative(result.errors);
   return result;
 }
 
-ReadResult ReadParameters(std::vector<ParameterSpec> parameters) {
+ReadModelResult ReadParameters(std::vector<ParameterSpec> parameters) {
   ModelSpec spec;
   spec.parameters = std::move(parameters);
   return ReadModelOf(spec);
@@ -87,7 +87,7 @@ std::string OracleListing(const std::string& config_path,
 }
 
 void ExpectEqualsOracle(const std::string& config_path, Beside beside = {}) {
-  const ReadResult result = ReadConfig(config_path, beside);
+  const ReadModelResult result = ReadConfig(config_path, beside);
   ASSERT_EQ(result.errors, "");
   const bool all = beside.mtp || beside.vision;
   const std::vector<std::string> expected =
@@ -243,7 +243,7 @@ TEST(ModelTest, AVisionTowerIsListedIfTheJobMovesIt) {
 }
 
 TEST(ModelTest, StacksAreInTheOrderOfComputation) {
-  const ReadResult result = ReadConfigText(kMixedMoe);
+  const ReadModelResult result = ReadConfigText(kMixedMoe);
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(Stacks(*result.model),
             "model.embed_tokens.weight\n"
@@ -289,7 +289,7 @@ TEST(ModelTest, ATopkMethodThatEnginesWouldMissIsAskedFor) {
 }
 
 TEST(ModelTest, MixtralNamesItsExpertsByNumber) {
-  const ReadResult result = ReadConfigText(kMixtral);
+  const ReadModelResult result = ReadConfigText(kMixtral);
   ASSERT_EQ(result.errors, "");
   for (const Param& param : result.model->params) {
     if (param.name.find(".w1.") != std::string::npos) {
@@ -303,7 +303,7 @@ TEST(ModelTest, MixtralNamesItsExpertsByNumber) {
 }
 
 TEST(ModelTest, ATiedHeadIsADeclaredSkip) {
-  const ReadResult result = ReadConfigText(kTiedQwen2);
+  const ReadModelResult result = ReadConfigText(kTiedQwen2);
   ASSERT_EQ(result.errors, "");
   ASSERT_EQ(result.model->skips.size(), 1u);
   EXPECT_EQ(result.model->skips[0].name, "lm_head.weight");
@@ -314,7 +314,7 @@ TEST(ModelTest, ATiedHeadIsADeclaredSkip) {
 
 // 2560 / 8 heads is not what a Gemma of 4B has.
 TEST(ModelTest, AGemmaWithoutAHeadDimHasThatOfItsClass) {
-  const ReadResult result = ReadConfigText(
+  const ReadModelResult result = ReadConfigText(
       R"({"model_type": "gemma3_text", "hidden_size": 2560,
           "intermediate_size": 10240, "num_hidden_layers": 1})");
   ASSERT_EQ(result.errors, "");
@@ -403,7 +403,7 @@ TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {
 }
 
 TEST(ModelTest, ATiedHeadBesideAVisionTowerHasItsName) {
-  const ReadResult result = ReadConfigText(
+  const ReadModelResult result = ReadConfigText(
       R"({"model_type": "llama4", "tie_word_embeddings": true,
           "text_config": )" +
       Llama4("\"head_dim\": 6, \"tie_word_embeddings\": true") + "}");
@@ -454,7 +454,7 @@ constexpr char kTwoDense[] =
 // transformers 5 saves the list, and engines count.
 TEST(ModelTest, DenseLayersAreListedOrCounted) {
   const auto stacks = [](const std::string& family, const std::string& more) {
-    const ReadResult result = ReadConfigText(SharedExperts(family, more));
+    const ReadModelResult result = ReadConfigText(SharedExperts(family, more));
     EXPECT_EQ(result.errors, "") << family << more;
     return result.model.has_value() ? Stacks(*result.model) : result.errors;
   };
@@ -553,9 +553,9 @@ std::string Nemotron(const std::string& more) {
 }
 
 TEST(ModelTest, ReadsTheLayersOfNemotronAsTransformers5SavesThem) {
-  const ReadResult old = ReadConfigText(Nemotron(R"("num_hidden_layers": 4,
+  const ReadModelResult old = ReadConfigText(Nemotron(R"("num_hidden_layers": 4,
                                  "hybrid_override_pattern": "M*E-")"));
-  const ReadResult saved = ReadConfigText(Nemotron(R"("layers_block_type":
+  const ReadModelResult saved = ReadConfigText(Nemotron(R"("layers_block_type":
           ["linear_attention", "full_attention", "moe", "mlp"])"));
   ASSERT_EQ(old.errors + saved.errors, "");
   EXPECT_EQ(Stacks(*saved.model), Stacks(*old.model));
@@ -576,7 +576,7 @@ TEST(ModelTest, ReportsKeysThatGiveNemotronOtherParameters) {
     EXPECT_TRUE(errors.starts_with("config.json:6:")) << errors;
     EXPECT_TRUE(errors.find(error) != std::string::npos) << errors;
   }
-  const ReadResult biased =
+  const ReadModelResult biased =
       ReadConfigText(Nemotron(pattern + R"("use_bias": true)"));
   ASSERT_EQ(biased.errors, "");
   EXPECT_TRUE(Stacks(*biased.model).find("mixer.in_proj.bias") !=
@@ -624,7 +624,7 @@ TEST(ModelTest, ReportsAllMissingAndWrongConfigKeys) {
 }
 
 TEST(ModelTest, HugeSizesDoNotOverflow) {
-  const ReadResult result = ReadConfigText(R"({"model_type": "qwen3_moe",
+  const ReadModelResult result = ReadConfigText(R"({"model_type": "qwen3_moe",
     "hidden_size": 2147483647, "num_hidden_layers": 100000,
     "num_attention_heads": 2147483647, "num_key_value_heads": 2147483647,
     "head_dim": 2147483647, "vocab_size": 2147483647,
@@ -656,7 +656,7 @@ ParameterSpec Parameter(std::string name, std::vector<int64_t> shape = {2}) {
 }
 
 TEST(ListedModelTest, FoldsNumbersIntoStacks) {
-  const ReadResult result = ReadParameters(
+  const ReadModelResult result = ReadParameters(
       {Parameter("head"), Parameter("l.1.e.0.w"), Parameter("l.1.e.1.w"),
        Parameter("l.0.e.0.w"), Parameter("l.0.e.1.w"), Parameter("l.0.n"),
        Parameter("l.1.n"), Parameter("l.01.n"), Parameter("l.7.m")});
@@ -670,14 +670,14 @@ TEST(ListedModelTest, FoldsNumbersIntoStacks) {
 }
 
 TEST(ListedModelTest, OtherShapesAreOtherStacks) {
-  const ReadResult result =
+  const ReadModelResult result =
       ReadParameters({Parameter("l.0.w"), Parameter("l.1.w", {3}),
                       Parameter("l.2.w"), Parameter("l.3.w", {3})});
   EXPECT_EQ(Stacks(*result.model), "l.{0}.w [0 2]\nl.{0}.w [1 3]\n");
 }
 
 TEST(ListedModelTest, RaggedExpertsMakeOneStackPerSet) {
-  const ReadResult result = ReadParameters(
+  const ReadModelResult result = ReadParameters(
       {Parameter("l.0.e.0"), Parameter("l.0.e.1"), Parameter("l.1.e.0"),
        Parameter("l.2.e.0"), Parameter("l.2.e.1"), Parameter("l.3.e.9")});
   EXPECT_EQ(Stacks(*result.model),
@@ -687,7 +687,7 @@ TEST(ListedModelTest, RaggedExpertsMakeOneStackPerSet) {
 }
 
 TEST(ListedModelTest, AThirdNumberStaysInTheName) {
-  const ReadResult result =
+  const ReadModelResult result =
       ReadParameters({Parameter("a.0.b.0.c.0"), Parameter("a.0.b.0.c.1"),
                       Parameter("a.1.b.0.c.0"), Parameter("a.1.b.0.c.1")});
   EXPECT_EQ(Stacks(*result.model),
@@ -696,7 +696,7 @@ TEST(ListedModelTest, AThirdNumberStaysInTheName) {
 }
 
 TEST(ListedModelTest, ListsWhatWasGiven) {
-  const ReadResult result =
+  const ReadModelResult result =
       ReadParameters({Parameter("l.1.w", {2, 3}), Parameter("l.0.w", {2, 3}),
                       Parameter("scalar", {})});
   EXPECT_EQ(ModelListing(*result.model),
@@ -740,7 +740,7 @@ TEST(ListedModelTest, ANameHoldsNoBrace) {
 
 std::string Excluded(std::vector<std::string> globs,
                      std::vector<ParameterSpec> parameters) {
-  ReadResult result = ReadParameters(std::move(parameters));
+  ReadModelResult result = ReadParameters(std::move(parameters));
   OptionsSpec options;
   options.exclude.value = std::move(globs);
   Diagnostics diagnostics;
@@ -813,11 +813,11 @@ std::string SafetensorsOf(const std::vector<Stored>& tensors) {
   return Safetensors(header + "}", static_cast<size_t>(offset));
 }
 
-ReadResult ReadCheckpointAt(const TemporaryDirectory& directory,
-                            const std::string& path) {
+ReadModelResult ReadCheckpointAt(const TemporaryDirectory& directory,
+                                 const std::string& path) {
   ModelSpec spec;
   spec.safetensors_path = path;
-  ReadResult result = ReadModelOf(spec);
+  ReadModelResult result = ReadModelOf(spec);
   result.errors = directory.Relative(result.errors);
   return result;
 }
@@ -833,7 +833,8 @@ TEST(SafetensorsTest, WithoutConfigParametersHaveNoRoles) {
   directory.Write("b.safetensors", SafetensorsOf({{"l.1.w", {2, 2}}}));
   directory.Write("a.safetensors",
                   SafetensorsOf({{"l.0.w", {2, 2}}, {"n", {3}, "F32"}}));
-  const ReadResult result = ReadCheckpointAt(directory, directory.Path(""));
+  const ReadModelResult result =
+      ReadCheckpointAt(directory, directory.Path(""));
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(ModelListing(*result.model),
             "l.0.w\tBF16\t2x2\nl.1.w\tBF16\t2x2\nn\tF32\t3\n");
@@ -849,7 +850,7 @@ TEST(SafetensorsTest, AnIndexNamesTheFiles) {
       directory.Write("model.safetensors.index.json",
                       R"({"weight_map": {"w": "b.safetensors"}})");
   for (const std::string& path : {directory.Path(""), index}) {
-    const ReadResult result = ReadCheckpointAt(directory, path);
+    const ReadModelResult result = ReadCheckpointAt(directory, path);
     ASSERT_EQ(result.errors, "");
     EXPECT_EQ(ModelListing(*result.model), "w\tBF16\t2\n");
   }
@@ -974,8 +975,8 @@ std::vector<Stored> SmallCheckpoint() {
           {"model.norm.weight", {4}}};
 }
 
-ReadResult ReadWithConfig(const std::vector<Stored>& tensors,
-                          const std::string& config = kSmallConfig) {
+ReadModelResult ReadWithConfig(const std::vector<Stored>& tensors,
+                               const std::string& config = kSmallConfig) {
   const TemporaryDirectory directory;
   directory.Write("m/config.json", config);
   directory.Write("m/model.safetensors", SafetensorsOf(tensors));
@@ -983,7 +984,7 @@ ReadResult ReadWithConfig(const std::vector<Stored>& tensors,
 }
 
 TEST(SafetensorsTest, ConfigGivesRolesAndHeadersGiveDTypes) {
-  const ReadResult result = ReadWithConfig(SmallCheckpoint());
+  const ReadModelResult result = ReadWithConfig(SmallCheckpoint());
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(result.model->architecture.family->model_type, "qwen2");
   EXPECT_EQ(result.model->params[1].role, ParamRole::kAttentionNorm);
@@ -993,7 +994,7 @@ TEST(SafetensorsTest, ConfigGivesRolesAndHeadersGiveDTypes) {
 TEST(SafetensorsTest, AStoredCopyOfATiedHeadIsSkipped) {
   std::vector<Stored> tensors = SmallCheckpoint();
   tensors.push_back({"lm_head.weight", {10, 4}});
-  const ReadResult result = ReadWithConfig(tensors);
+  const ReadModelResult result = ReadWithConfig(tensors);
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(result.model->skips.size(), 1u);
   EXPECT_EQ(ModelListing(*result.model).find("lm_head"), std::string::npos);
@@ -1015,7 +1016,7 @@ TEST(SafetensorsTest, DisagreementWithTheConfigIsReported) {
 // As DeepSeek's and Moonshot's checkpoints store them: weights in FP8 with
 // scales, buffers that no code reads, the layers that predict.
 TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
-  const ReadResult config = ReadConfigText(kLatentOfOneStep);
+  const ReadModelResult config = ReadConfigText(kLatentOfOneStep);
   ASSERT_EQ(config.errors, "");
   std::vector<Stored> tensors;
   for (const Param& param : config.model->params) {
@@ -1029,7 +1030,7 @@ TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
   tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}});
   tensors.push_back({"model.layers.3.enorm.weight", {64}});
   tensors.push_back({"model.layers.4.embed_tokens.weight", {100, 64}});
-  const ReadResult result = ReadWithConfig(tensors, kLatentOfOneStep);
+  const ReadModelResult result = ReadWithConfig(tensors, kLatentOfOneStep);
   ASSERT_EQ(result.errors, "");
   for (const Param& param : result.model->params) {
     EXPECT_EQ(param.dtype, DType::kBf16) << param.name;
@@ -1049,7 +1050,7 @@ TEST(SafetensorsTest, APackedCheckpointIsRefusedInOneLine) {
 }
 
 TEST(SafetensorsTest, OfAnUnknownFamilyParametersHaveNoRoles) {
-  const ReadResult result =
+  const ReadModelResult result =
       ReadWithConfig({{"w", {2}}}, R"({"model_type": "gpt5"})");
   ASSERT_EQ(result.errors, "");
   EXPECT_EQ(ModelListing(*result.model), "w\tBF16\t2\n");

@@ -29,7 +29,7 @@ namespace {
 
 const std::string kRules = std::string(REFIT_SOURCE_DIR) + "/examples/rules/";
 
-constexpr char kDense[] = R"("num_hidden_layers": 4, "hidden_size": 16,
+constexpr char kDenseKeys[] = R"("num_hidden_layers": 4, "hidden_size": 16,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4,
     "intermediate_size": 16, "vocab_size": 128)";
 constexpr char kExperts[] = R"("num_experts": 8, "moe_intermediate_size": 8,
@@ -77,7 +77,7 @@ void ExpectSamePlan(const FamilyConfig& family, const std::string& sides) {
   const TemporaryDirectory directory;
   const std::string config = directory.Write(
       "config.json", absl::StrFormat(R"({"model_type": "%s", %s, %s})",
-                                     family.name, kDense, family.config));
+                                     family.name, kDenseKeys, family.config));
   const std::string by_cxx = BodyOf(absl::StrFormat("\"%s\"", config), sides);
   const std::string by_rules =
       BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s"})", config,
@@ -534,7 +534,7 @@ TEST(RulesTest, ModulesThatCannotBeJoinedAreReported) {
 std::string JobErrors(const std::string& rules, const std::string& sides) {
   const TemporaryDirectory directory;
   directory.Write("config.json",
-                  absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+                  absl::StrFormat(R"({"model_type": "mine", %s})", kDenseKeys));
   directory.Write("rules.json", rules);
   const std::string job = directory.Write(
       "job.json", absl::StrFormat(R"({"model": {"config": "config.json",
@@ -663,7 +663,8 @@ Model PlainModel() {
   const TemporaryDirectory directory;
   Job job;
   job.model.config_path = directory.Write(
-      "config.json", absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+      "config.json",
+      absl::StrFormat(R"({"model_type": "mine", %s})", kDenseKeys));
   job.model.rules_path = {
       .value = directory.Write("rules.json", Param(kModules, R"(,
           "sizes": {"layers": 2, "hidden": 6},
@@ -737,8 +738,9 @@ TEST(RulesTest, WhatIsNotKnownOfPlainModulesIsRefused) {
 TEST(RulesTest, TheInputsDigestKnowsTheRules) {
   const auto digest = [](const std::string& rules) {
     const TemporaryDirectory directory;
-    directory.Write("config.json",
-                    absl::StrFormat(R"({"model_type": "mine", %s})", kDense));
+    directory.Write(
+        "config.json",
+        absl::StrFormat(R"({"model_type": "mine", %s})", kDenseKeys));
     directory.Write("rules.json", rules);
     std::vector<uint8_t> bytes;
     EXPECT_EQ(ErrorsOf(absl::StrFormat(

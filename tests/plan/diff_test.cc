@@ -19,7 +19,7 @@ PlanDifference Compare(const PlanSpec& a, const PlanSpec& b) {
 }
 
 // The text without the summary.
-std::string TextOf(const PlanSpec& a, const PlanSpec& b) {
+std::string DiffOf(const PlanSpec& a, const PlanSpec& b) {
   const std::string text = DifferenceText(Compare(a, b));
   return text.substr(0, text.find("summary:"));
 }
@@ -105,11 +105,11 @@ TEST(DiffTest, FurtherFeaturesAreContract) {
   const PlanSpec spec = SampleSpec();
   PlanSpec packed = spec;
   PackMessages(packed);
-  EXPECT_EQ(TextOf(spec, packed),
+  EXPECT_EQ(DiffOf(spec, packed),
             "contract\n"
             "  FORMAT_CHANGED plan 1.1 -> plan 1.12 features 0x200; executors "
             "must also know packed messages\n");
-  EXPECT_EQ(TextOf(packed, spec),
+  EXPECT_EQ(DiffOf(packed, spec),
             "schedule\n"
             "  FORMAT_CHANGED plan 1.12 features 0x200 -> plan 1.1\n");
 }
@@ -118,7 +118,7 @@ TEST(DiffTest, FormatVersionOfEqualBodiesIsSchedule) {
   PlanSpec newer = SampleSpec();
   newer.format_version = kFormatMajor << 16 | kFormatMinor;
   EXPECT_FALSE(Compare(SampleSpec(), newer).same());
-  EXPECT_EQ(TextOf(SampleSpec(), newer),
+  EXPECT_EQ(DiffOf(SampleSpec(), newer),
             "schedule\n  FORMAT_CHANGED plan 1.1 -> plan 1.12\n");
 }
 
@@ -127,18 +127,18 @@ TEST(DiffTest, JobsThatSayOtherThingsAreToldFirst) {
   a.job = {{"destination.tensor_parallel", "2"},
            {"model", "qwen3, 2 layers"},
            {"options.delta", "true"}};
-  EXPECT_EQ(TextOf(a, b), "");  // of a plan that does not say
-  EXPECT_EQ(TextOf(b, a), "");
+  EXPECT_EQ(DiffOf(a, b), "");  // of a plan that does not say
+  EXPECT_EQ(DiffOf(b, a), "");
   b.job = {{"destination.replicas", "2"},
            {"destination.tensor_parallel", "4"},
            {"model", "qwen3, 2 layers"}};
   EXPECT_TRUE(Compare(a, b).same());
-  EXPECT_EQ(TextOf(a, b),
+  EXPECT_EQ(DiffOf(a, b),
             "job\n"
             "  destination.replicas: not said -> 2\n"
             "  destination.tensor_parallel: 2 -> 4\n"
             "  options.delta: true -> not said\n");
-  EXPECT_EQ(TextOf(a, a), "");
+  EXPECT_EQ(DiffOf(a, a), "");
   rapidjson::Document json;
   json.Parse(DifferenceJson(Compare(a, b)).c_str());
   ASSERT_EQ(json["job"].Size(), 3u);
@@ -162,19 +162,19 @@ TEST(DiffTest, OrderOfTablesDoesNotCount) {
     std::reverse(list.begin(), list.end());
     for (PlanSpec::Copy& copy : list) copy.slot = 1 - copy.slot;
   }
-  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+  EXPECT_EQ(DiffOf(SampleSpec(), other), "");
 }
 
 TEST(DiffTest, SharingOfCopyListsDoesNotCount) {
   PlanSpec other = SampleSpec();
   other.copy_lists.push_back(other.copy_lists[1]);
   other.programs[1].messages[0] = SendTo(3, 0, 8, 0, 80);
-  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+  EXPECT_EQ(DiffOf(SampleSpec(), other), "");
 }
 
 TEST(DiffTest, HowTensorsAreStackedDoesNotCount) {
-  EXPECT_EQ(TextOf(SampleSpec(), SplitStacks(SampleSpec())), "");
-  EXPECT_EQ(TextOf(SplitStacks(SampleSpec()), SampleSpec()), "");
+  EXPECT_EQ(DiffOf(SampleSpec(), SplitStacks(SampleSpec())), "");
+  EXPECT_EQ(DiffOf(SplitStacks(SampleSpec()), SampleSpec()), "");
 }
 
 TEST(DiffTest, HowFragmentsAndCopiesAreCutDoesNotCount) {
@@ -190,7 +190,7 @@ TEST(DiffTest, HowFragmentsAndCopiesAreCutDoesNotCount) {
                           .offset = 0,
                           .loops = {{2, 40}, {2, 8}, {8, 1}},
                           .staging_offset = 0}};
-  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+  EXPECT_EQ(DiffOf(SampleSpec(), other), "");
 }
 
 TEST(DiffTest, ParamsThatComeAndGoAreNamedByStack) {
@@ -199,11 +199,11 @@ TEST(DiffTest, ParamsThatComeAndGoAreNamedByStack) {
                           .index = {{3, 4}},
                           .shape = {8},
                           .dtype = fb::DType::kFp32});
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  PARAM_ADDED param \"mtp.{0}.norm.weight\" {0}=3..6: fp32 [8]\n");
   EXPECT_EQ(
-      TextOf(other, SampleSpec()),
+      DiffOf(other, SampleSpec()),
       "contract\n"
       "  PARAM_REMOVED param \"mtp.{0}.norm.weight\" {0}=3..6: fp32 [8]\n");
 }
@@ -212,7 +212,7 @@ TEST(DiffTest, DTypeAndShapeOfAParamAreContract) {
   PlanSpec other = SampleSpec();
   other.params[2].dtype = fb::DType::kFp32;
   other.params[2].shape = {16, 4};
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  DTYPE_CHANGED param \"lm_head.weight\": bf16 -> fp32\n"
             "  SHAPE_CHANGED param \"lm_head.weight\": [16, 8] -> [16, 4]\n");
@@ -223,14 +223,14 @@ TEST(DiffTest, SkipsAreContract) {
   other.params[2].skip = fb::SkipReason::kUnspecified;
   other.skips[0].detail = "another reason";
   other.skips.push_back({"mtp.norm.weight", fb::SkipReason::kExcluded, ""});
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  SKIP_ADDED skip \"mtp.norm.weight\": excluded\n"
             "  SKIP_CHANGED skip \"lm_head.weight\": tied \"tied to "
             "model.embed_tokens.weight\" -> "
             "tied \"another reason\"\n"
             "  SKIP_REMOVED param \"lm_head.weight\": was tied\n");
-  EXPECT_EQ(TextOf(other, SampleSpec()).substr(0, 76),
+  EXPECT_EQ(DiffOf(other, SampleSpec()).substr(0, 76),
             "contract\n"
             "  SKIP_ADDED param \"lm_head.weight\": tied\n"
             "  SKIP_CHANGED skip \"lm_h");
@@ -243,13 +243,13 @@ TEST(DiffTest, SkipsOfOneNameAreComparedOneByOne) {
                 {"mtp.*", fb::SkipReason::kFrozen, ""}};
   PlanSpec other = spec;
   std::swap(other.skips[0], other.skips[1]);
-  EXPECT_EQ(TextOf(spec, other), "");
+  EXPECT_EQ(DiffOf(spec, other), "");
   other.skips[0].reason = fb::SkipReason::kUnread;
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, other),
             "contract\n"
             "  SKIP_CHANGED skip \"mtp.*\": frozen -> unread\n");
   other.skips.pop_back();
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, other),
             "contract\n"
             "  SKIP_ADDED skip \"mtp.*\": unread\n"
             "  SKIP_REMOVED skip \"mtp.*\": was excluded \"by the job\"\n"
@@ -259,16 +259,16 @@ TEST(DiffTest, SkipsOfOneNameAreComparedOneByOne) {
 TEST(DiffTest, CastsAreContract) {
   PlanSpec other = SampleSpec();
   other.casts = {{fb::DType::kFp32, fb::DType::kBf16}};
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n  CAST_ADDED cast fp32 -> bf16\n");
-  EXPECT_EQ(TextOf(other, SampleSpec()),
+  EXPECT_EQ(DiffOf(other, SampleSpec()),
             "contract\n  CAST_REMOVED cast fp32 -> bf16\n");
 }
 
 TEST(DiffTest, LayoutOfABufferNamesWhatItHeldAndHolds) {
   PlanSpec other = SampleSpec();
   std::swap(other.buffers[0].fragments, other.buffers[1].fragments);
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  LAYOUT_CHANGED buffer "
             "\"decoder.layers.{0}.mlp.linear_fc1.weight\" {0}=0..1 of rank 0: "
@@ -292,7 +292,7 @@ TEST(DiffTest, ReasonOfASkippedRegionIsLayout) {
   padding.kind = fb::RegionKind::kSkip;
   padding.reason = fb::SkipReason::kUnread;
   for (const size_t rank : {2, 3}) other.programs[rank].fills = 0;
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  LAYOUT_CHANGED buffer \"model.layers.{0}.mlp.up_proj.weight\" "
             "{0}=0..1 of ranks "
@@ -304,12 +304,12 @@ TEST(DiffTest, ReasonOfASkippedRegionIsLayout) {
 TEST(DiffTest, PostHooksAreContract) {
   PlanSpec hooked = SampleSpec();
   hooked.buffers[4].post_hooks = {{"add-one", "add 1 to it"}};
-  EXPECT_EQ(TextOf(SampleSpec(), hooked),
+  EXPECT_EQ(DiffOf(SampleSpec(), hooked),
             R"(contract
   FORMAT_CHANGED plan 1.1 -> plan 1.2 features 0x2; executors must also know post-hooks
   POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: none -> add-one "add 1 to it"
 )");
-  EXPECT_EQ(TextOf(hooked, SampleSpec()),
+  EXPECT_EQ(DiffOf(hooked, SampleSpec()),
             R"(contract
   POST_HOOKS_CHANGED buffer "model.norm.weight" of ranks 2..3: add-one "add 1 to it" -> none
 schedule
@@ -324,16 +324,16 @@ TEST(DiffTest, RequirementsAreContract) {
   triton.requirements = {{side, "moe_backend", "triton"}};
   PlanSpec cutlass = SampleSpec();
   cutlass.requirements = {{side, "moe_backend", "flashinfer_cutlass"}};
-  EXPECT_EQ(TextOf(SampleSpec(), triton),
+  EXPECT_EQ(DiffOf(SampleSpec(), triton),
             "contract\n"
             "  REQUIREMENT_ADDED destination moe_backend: triton\n"
             "schedule\n"
             "  FORMAT_CHANGED plan 1.1 -> plan 1.4\n");
-  EXPECT_EQ(TextOf(triton, cutlass),
+  EXPECT_EQ(DiffOf(triton, cutlass),
             "contract\n"
             "  REQUIREMENT_CHANGED destination moe_backend: triton -> "
             "flashinfer_cutlass\n");
-  EXPECT_EQ(TextOf(triton, SampleSpec()),
+  EXPECT_EQ(DiffOf(triton, SampleSpec()),
             "contract\n"
             "  REQUIREMENT_REMOVED destination moe_backend: was triton\n"
             "schedule\n"
@@ -355,16 +355,16 @@ TEST(DiffTest, DeltasAreContract) {
   snapshot.delta = PlanSpec::Delta();
   PlanSpec bitmap = snapshot;
   bitmap.delta->changes = fb::DeltaChanges::kBitmap;
-  EXPECT_EQ(TextOf(dense, snapshot),
+  EXPECT_EQ(DiffOf(dense, snapshot),
             "contract\n"
             "  DELTA_ADDED delta: changes snapshot dense_every 20 check\n"
             "  FORMAT_CHANGED plan 1.1 features 0x1 -> plan 1.6 features 0x21; "
             "executors must also know delta refits\n");
-  EXPECT_EQ(TextOf(snapshot, bitmap),
+  EXPECT_EQ(DiffOf(snapshot, bitmap),
             "contract\n"
             "  DELTA_CHANGED delta: changes snapshot dense_every 20 check -> "
             "changes bitmap dense_every 20 check\n");
-  EXPECT_EQ(TextOf(bitmap, dense),
+  EXPECT_EQ(DiffOf(bitmap, dense),
             "contract\n"
             "  DELTA_REMOVED delta: was changes bitmap dense_every 20 check\n"
             "schedule\n"
@@ -375,7 +375,7 @@ TEST(DiffTest, DeltasAreContract) {
 TEST(DiffTest, WhatJoinsHostsIsSchedule) {
   PlanSpec spec = SampleSpec();
   spec.topology = {.machine = "hgx-h200", .rails = true};
-  EXPECT_EQ(TextOf(SampleSpec(), spec),
+  EXPECT_EQ(DiffOf(SampleSpec(), spec),
             "schedule\n"
             "  FORMAT_CHANGED plan 1.1 -> plan 1.7\n"
             "  TOPOLOGY_CHANGED topology: none -> machine \"hgx-h200\" "
@@ -393,7 +393,7 @@ TEST(DiffTest, HostNumbersThatMoveDomainsAndLeavesAreSchedule) {
   }
   PlanSpec other = spec;
   std::swap(other.programs[1].host, other.programs[2].host);
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, other),
             "schedule\n"
             "  TOPOLOGY_CHANGED leaves: 0..1 | 2..3 -> 0, 2 | 1, 3\n"
             "  TOPOLOGY_CHANGED nvlink domains: 0..1 | 2..3 -> 0, 2 | 1, 3\n");
@@ -401,13 +401,13 @@ TEST(DiffTest, HostNumbersThatMoveDomainsAndLeavesAreSchedule) {
   other = spec;
   std::swap(other.programs[0].host, other.programs[3].host);
   std::swap(other.programs[1].host, other.programs[2].host);
-  EXPECT_EQ(TextOf(spec, other), "");
+  EXPECT_EQ(DiffOf(spec, other), "");
   // All hosts share one leaf.
   spec.topology->hosts_per_leaf = 0;
   spec.topology->hosts_per_nvlink_domain = 1;
   other = spec;
   std::swap(other.programs[1].host, other.programs[2].host);
-  EXPECT_EQ(TextOf(spec, other), "");
+  EXPECT_EQ(DiffOf(spec, other), "");
 }
 
 TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
@@ -420,11 +420,11 @@ TEST(DiffTest, BuffersThatComeAndGoNameTheirRanks) {
                            .regions = {}});
   other.programs[0].buffers.push_back(5);
   other.programs[2].buffers.push_back(5);
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  BUFFER_ADDED buffer \"rotary.{0}.inv_freq\" {0}=0..1 of ranks "
             "0, 2: fp32 [8]\n");
-  EXPECT_EQ(TextOf(other, SampleSpec()),
+  EXPECT_EQ(DiffOf(other, SampleSpec()),
             "contract\n"
             "  BUFFER_REMOVED buffer \"rotary.{0}.inv_freq\" {0}=0..1 of ranks "
             "0, 2: fp32 [8]\n");
@@ -434,7 +434,7 @@ TEST(DiffTest, MoreRanksAreOneDifference) {
   PlanSpec other = SampleSpec();
   other.programs[0].messages.push_back(SendTo(4, 1, 2, 80, 64));
   other.programs.push_back({{3, 4}, {RecvFrom(0, 1, 5, 0, 64)}, 7, 64, 0});
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  RANKS_CHANGED destination ranks: 2 -> 3\n");
 }
@@ -472,7 +472,7 @@ PlanSpec SplitSource(uint64_t ranks) {
 
 TEST(DiffTest, OfAnotherSourceMeshWhatEachSideHoldsIsCompared) {
   EXPECT_EQ(
-      TextOf(SplitSource(4), SplitSource(2)),
+      DiffOf(SplitSource(4), SplitSource(2)),
       "contract\n"
       "  RANKS_CHANGED source ranks: 4 -> 2\n"
       "  SHAPE_CHANGED buffer \"local.w\" of the source: [2] -> [4]\n"
@@ -488,7 +488,7 @@ TEST(DiffTest, OfAnotherSourceMeshLayoutsAndNamesAreCompared) {
   other.buffers.back().name = "engine.w";
   other.buffers[1].dtype = fb::DType::kFp32;
   other.buffers[2].dtype = fb::DType::kFp32;
-  const std::string text = TextOf(SplitSource(2), other);
+  const std::string text = DiffOf(SplitSource(2), other);
   EXPECT_NE(text.find("  BUFFER_ADDED buffer \"engine.w\" of the destination: "
                       "bf16 [8]\n  BUFFER_REMOVED buffer \"w\" of the "
                       "destination: bf16 [8]\n  DTYPE_CHANGED buffer "
@@ -497,7 +497,7 @@ TEST(DiffTest, OfAnotherSourceMeshLayoutsAndNamesAreCompared) {
       << text;
   EXPECT_EQ(text.find("LAYOUT_CHANGED"), std::string::npos) << text;
   other.buffers[1].fragments[0].lo = {2};
-  EXPECT_NE(TextOf(SplitSource(2), other)
+  EXPECT_NE(DiffOf(SplitSource(2), other)
                 .find("LAYOUT_CHANGED buffer \"local.w\" of the source: some "
                       "rank holds other elements"),
             std::string::npos);
@@ -506,9 +506,9 @@ TEST(DiffTest, OfAnotherSourceMeshLayoutsAndNamesAreCompared) {
 TEST(DiffTest, HostsCountButNotTheirNumbers) {
   PlanSpec other = SampleSpec();
   for (PlanSpec::Program& program : other.programs) program.host = 7;
-  EXPECT_EQ(TextOf(SampleSpec(), other), "");
+  EXPECT_EQ(DiffOf(SampleSpec(), other), "");
   other.programs[3].host = 8;
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  RANKS_CHANGED hosts: 0..3 -> 0..2 | 3\n");
 }
@@ -520,7 +520,7 @@ TEST(DiffTest, AnotherSenderIsTraffic) {
   other.programs[2].messages[0] = RecvFrom(0, 0, 5, 0, 64);
   other.programs[1].messages[1] = SendTo(2, 1, 1, 64, 80);
   other.programs[2].messages[1] = RecvFrom(1, 1, 4, 64, 80);
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "traffic\n"
             "  BYTES_CHANGED 0 -> 2: 80 -> 64 bytes\n"
             "  BYTES_CHANGED 1 -> 2: 64 -> 80 bytes\n"
@@ -533,7 +533,7 @@ TEST(DiffTest, SendersThatSwapPartsAreTraffic) {
   // Both senders feed the same tensors with the same bytes, but other rows.
   other.programs[2].messages = {RecvFrom(0, 0, 4, 0, 80),
                                 RecvFrom(1, 1, 5, 80, 64)};
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "traffic\n"
             "  SENDER_CHANGED buffer \"model.layers.{0}.mlp.up_proj.weight\" "
             "{0}=0..1 of rank 2: "
@@ -544,7 +544,7 @@ TEST(DiffTest, RouteOfAPairIsTraffic) {
   PlanSpec other = SampleSpec();
   other.rounds[1] = fb::Route::kNetwork;
   // Inside a host, beside what the network brings.
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "contract\n"
             "  FORMAT_CHANGED plan 1.1 -> plan 1.10 features 0x100; executors "
             "must also know dealt messages\n"
@@ -554,7 +554,7 @@ TEST(DiffTest, RouteOfAPairIsTraffic) {
   for (size_t rank : {size_t{2}, size_t{3}}) {
     spec.programs[rank].host = other.programs[rank].host = 1;
   }
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, other),
             "traffic\n"
             "  ROUTE_CHANGED 0 -> 3; 1 -> 2: peer -> network\n");
 }
@@ -566,7 +566,7 @@ TEST(DiffTest, BytesOfAPairThatDealsAreTraffic) {
   direct.programs[1].messages = {RecvFrom(0, 0, 1, 0, 16)};
   direct.programs[1].relays.clear();
   direct.programs[2].messages = {RecvFrom(0, 1, 1, 0, 16)};
-  const std::string text = TextOf(direct, DealtSpec());
+  const std::string text = DiffOf(direct, DealtSpec());
   EXPECT_EQ(text.substr(0, text.find("  SENDER_CHANGED")),
             "contract\n"
             "  FORMAT_CHANGED plan 1.1 -> plan 1.10 features 0x118; executors "
@@ -580,7 +580,7 @@ TEST(DiffTest, BytesOfAPairThatDealsAreTraffic) {
 TEST(DiffTest, MissingFillIsTraffic) {
   PlanSpec other = SampleSpec();
   other.programs[2].fills = 0;
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "traffic\n"
             "  FILLS_CHANGED rank 2: other elements are zeroed\n");
 }
@@ -639,8 +639,8 @@ TEST(DiffTest, WhatFeedsARelayIsSchedule) {
   spec.programs[2].relays = {fb::Relay(sent, 0)};
   PlanSpec other = spec;
   other.programs[2].relays = {fb::Relay(sent, 1)};
-  EXPECT_EQ(TextOf(spec, spec), "");
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, spec), "");
+  EXPECT_EQ(DiffOf(spec, other),
             "schedule\n"
             "  RELAYS_CHANGED 2 -> 3: relays wait for messages of other "
             "rounds\n");
@@ -654,13 +654,13 @@ TEST(DiffTest, RoundsAndStagingRangesAreSchedule) {
                                 RecvFrom(1, 0, 4, 0, 80)};
   other.programs[2].messages = {RecvFrom(0, 1, 3, 0, 80),
                                 RecvFrom(1, 1, 6, 80, 64)};
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "schedule\n"
             "  ROUNDS_CHANGED 0 -> 2..3: the same messages in other rounds\n");
   other = SampleSpec();
   other.programs[1].messages = {SendTo(3, 0, 1, 64, 80),
                                 SendTo(2, 1, 2, 0, 64)};
-  EXPECT_EQ(TextOf(SampleSpec(), other),
+  EXPECT_EQ(DiffOf(SampleSpec(), other),
             "schedule\n"
             "  STAGING_CHANGED rank 1: messages elsewhere in an arena of the "
             "same size\n");
@@ -673,7 +673,7 @@ TEST(DiffTest, OrderInsideAMessageIsSchedule) {
     other.copy_lists[list][1].staging_offset = 0;
   }
   EXPECT_EQ(
-      TextOf(SampleSpec(), other),
+      DiffOf(SampleSpec(), other),
       "schedule\n"
       "  PACKING_CHANGED 0 -> 2; 1 -> 3: other order inside the messages\n");
 }
@@ -717,7 +717,7 @@ TEST(DiffTest, EveryChangeOfACopyOrAMessageIsSeen) {
 }
 
 TEST(DiffTest, WindowsOfScratchAreSchedule) {
-  EXPECT_EQ(TextOf(QuantizedSpec(), WindowedSpec()),
+  EXPECT_EQ(DiffOf(QuantizedSpec(), WindowedSpec()),
             "schedule\n"
             "  BUCKETS_CHANGED 0 -> 1: 1 message of at most 80 bytes -> 2 "
             "messages of at most 48 bytes\n"
@@ -728,7 +728,7 @@ TEST(DiffTest, WindowsOfScratchAreSchedule) {
   std::swap(other.programs[0].scratch_windows[0],
             other.programs[0].scratch_windows[1]);
   other.programs[0].scratch_arena_bytes = 146;
-  EXPECT_EQ(TextOf(WindowedSpec(), other),
+  EXPECT_EQ(DiffOf(WindowedSpec(), other),
             "schedule\n  WINDOWS_CHANGED rank 0: 144 bytes in 4 windows -> 146 "
             "bytes in 4 windows\n");
 }
@@ -736,7 +736,7 @@ TEST(DiffTest, WindowsOfScratchAreSchedule) {
 TEST(DiffTest, WhatIsQuantizedIsTraffic) {
   PlanSpec other = WindowedSpec();
   other.programs[0].quantizes.pop_back();
-  EXPECT_EQ(TextOf(WindowedSpec(), other),
+  EXPECT_EQ(DiffOf(WindowedSpec(), other),
             "traffic\n  QUANTIZES_CHANGED rank 0: quantizes 36 elements -> 18 "
             "elements\n");
 }
@@ -784,11 +784,11 @@ TEST(DiffTest, SendersIntoScratchThatSwapPartsAreTraffic) {
   other.programs[1].messages = {SendTo(2, 0, 1, 0, 48)};
   other.programs[2].messages = {RecvFrom(0, 0, 4, 0, 48),
                                 RecvFrom(1, 0, 3, 48, 48)};
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, other),
             "traffic\n"
             "  SENDER_CHANGED buffer \"scratch.bf16\" of rank 2: from 0..1, "
             "each another part\n");
-  EXPECT_EQ(TextOf(spec, spec), "");
+  EXPECT_EQ(DiffOf(spec, spec), "");
 }
 
 TEST(DiffTest, SendersIntoScratchThatHoldsSomethingElseGoWithoutSaying) {
@@ -805,7 +805,7 @@ TEST(DiffTest, SendersIntoScratchThatHoldsSomethingElseGoWithoutSaying) {
   }
   other.copy_lists[3][0].offset = 20;
   other.copy_lists[4][0].offset = 0;
-  EXPECT_EQ(TextOf(spec, other),
+  EXPECT_EQ(DiffOf(spec, other),
             "schedule\n  WINDOWS_CHANGED rank 2: 72 bytes -> 80 bytes\n");
 }
 
@@ -865,7 +865,7 @@ TEST(DiffTest, ScratchThatAWorkerBindsIsContract) {
   const PlanSpec spec = QuantizedSpec();
   PlanSpec bound = spec;
   bound.programs[0].scratch_buffers = 1;
-  EXPECT_EQ(TextOf(spec, bound),
+  EXPECT_EQ(DiffOf(spec, bound),
             "contract\n"
             "  SCRATCH_CHANGED buffer \"scratch.fp8_e4m3\" of rank 0: scratch "
             "-> bound by the worker\n");
