@@ -84,15 +84,11 @@ bool CollectiveSteps::Begin(int32_t rank, uint64_t step, uint64_t purpose) {
   }
   steps_[rank] = step;
   newest_step_ = std::max(newest_step_, step);
-  const auto failure = failures_.find(step);
-  if (failure != failures_.end()) {
-    SendFailure(rank, step, failure->second,
-                /*missed=*/!failure->second.in_handshake);
-  }
   const absl::Status status =
       purposes_.Add(rank, step, static_cast<StepPurpose>(purpose));
   if (!status.ok()) FailStep(step, {-1, status, status});
   FailIfLeftOut(step);
+  FailIfLeftOut(newest_step_ + 1);
   ForgetPastFailures();
   return true;
 }
@@ -150,7 +146,9 @@ void CollectiveSteps::Leave(int32_t rank) {
     if (found != collectives_.end()) FailIfLeft(key, found->second);
   }
   const std::vector<uint64_t> steps = steps_;
-  for (uint64_t step : steps) FailIfLeftOut(step);
+  for (const uint64_t step : steps) FailIfLeftOut(step);
+  // So that the others know before they begin the next.
+  FailIfLeftOut(newest_step_ + 1);
 }
 
 void CollectiveSteps::Expire(TimePoint now) {
@@ -297,13 +295,15 @@ bool CollectiveSteps::FailIfTooLarge(const Key& key,
   return true;
 }
 
-// The first failure of a step counts. Erases the step's collectives.
+// The first failure of a step counts, and is told to all ranks at once: one
+// that is yet to begin the step is not to use memory in it that others free
+// because it has failed. Erases the step's collectives.
 void CollectiveSteps::FailStep(uint64_t step, Failure failure) {
   for (auto open = collectives_.lower_bound({step, 0});
        open != collectives_.end() && open->first.first == step; ++open) {
     const Collective& collective = open->second;
-    failure.in_handshake |=
-        collective.contributions[collective.first_rank]->what == kHandshake;
+    failure.can_be_missed &=
+        collective.contributions[collective.first_rank]->what != kHandshake;
   }
   const auto [entry, first] = failures_.emplace(step, std::move(failure));
   if (!first) return;
@@ -311,7 +311,9 @@ void CollectiveSteps::FailStep(uint64_t step, Failure failure) {
       collectives_.lower_bound({step, 0}),
       collectives_.upper_bound({step, std::numeric_limits<uint64_t>::max()}));
   for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (steps_[rank] == step) SendFailure(rank, step, entry->second);
+    if (steps_[rank] <= step && !left_.contains(rank)) {
+      SendFailure(rank, step, entry->second);
+    }
   }
   ForgetPastFailures();
 }
@@ -333,13 +335,17 @@ void CollectiveSteps::FailIfLeft(const Key& key, const Collective& collective) {
 // for the rank on a device should not wait until then.
 void CollectiveSteps::FailIfLeftOut(uint64_t step) {
   for (const int32_t rank : left_) {
-    if (steps_[rank] < step) return FailStep(step, Left(rank));
+    if (steps_[rank] >= step) continue;
+    Failure failure = Left(rank);
+    failure.can_be_missed = step <= newest_step_;
+    return FailStep(step, std::move(failure));
   }
 }
 
 void CollectiveSteps::SendFailure(int32_t rank, uint64_t step,
-                                  const Failure& failure, bool missed) {
+                                  const Failure& failure) {
   const bool own = rank == failure.rank;
+  const bool missed = steps_[rank] < step && failure.can_be_missed;
   send_(rank,
         std::make_shared<const std::string>(Encode(
             {FrameType::kAborted, step, missed ? kMissed : 0, failure.rank,

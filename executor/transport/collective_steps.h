@@ -69,9 +69,9 @@ class CollectiveSteps {
     int32_t rank = -1;
     absl::Status for_rank;
     absl::Status for_others;
-    // Ranks were waiting in a handshake: whoever comes later was called as they
-    // were, only too late.
-    bool in_handshake = false;
+    // Whoever comes later was not called as the others were. Not so where ranks
+    // waited in a handshake, or nobody had begun the step.
+    bool can_be_missed = true;
   };
 
   // What some ranks wait in while others have not come to it: the newest step,
@@ -90,9 +90,7 @@ class CollectiveSteps {
   void FailIfLeft(const Key& key, const Collective& collective);
   void FailIfLeftOut(uint64_t step);
   static Failure Left(int32_t rank);
-  // `missed`: the rank was not called for the step when others were.
-  void SendFailure(int32_t rank, uint64_t step, const Failure& failure,
-                   bool missed = false);
+  void SendFailure(int32_t rank, uint64_t step, const Failure& failure);
   void ForgetPastFailures();
 
   Send send_;

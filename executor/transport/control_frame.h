@@ -21,7 +21,7 @@
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 11;
+inline constexpr uint32_t kProtocolVersion = 12;
 
 // Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.
@@ -49,8 +49,9 @@ enum class FrameType : uint32_t {
   kWelcome = 6,  // all ranks have come
   kRefused = 7,  // to meet; with a status
   kResult = 8,   // of a collective; ResultPayload
-  // The step, by `rank`; with a status. Its sequence is kMissed if that was
-  // before this rank began the step.
+  // The step, by `rank`; with a status. To all ranks at once, so also of steps
+  // that this rank is yet to begin; its sequence is kMissed then, if others
+  // were called for the step and this rank was not.
   kAborted = 9,
   kGone = 10,  // a rank; with a status. Nothing follows.
   // Of the proof of membership (membership.h).

@@ -2,6 +2,7 @@
 
 #include <cassert>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -86,12 +87,14 @@ class TcpControlPlane : public ControlPlane {
   void SetLost(const absl::Status& status,
                std::optional<uint64_t> last_step = std::nullopt);
 
+  void TakeFailure(const Frame& aborted);
+  void TellFailure(std::unique_lock<std::mutex>& lock);
+
   // On the reading thread.
   void ReadLoop();
   bool Dispatch(Frame& frame);
   void SetAnswer(Frame& frame);
-  void SetAborted(const Frame& frame);
-  void TellFailure(std::unique_lock<std::mutex>& lock);
+  void SetAborted(Frame& frame);
 
   const int32_t rank_;
   const int32_t world_size_;
@@ -108,6 +111,7 @@ class TcpControlPlane : public ControlPlane {
   uint64_t step_ = 0;
   uint64_t sequence_ = 0;              // of the step's newest collective
   std::optional<std::string> answer_;  // to it
+  std::map<uint64_t, Frame> early_;    // kAborted of later steps
   absl::Status step_failure_;
   absl::Status lost_;     // why no step can succeed any more
   bool missed_ = false;   // TakeMissedStep
@@ -150,22 +154,35 @@ absl::Status TcpControlPlane::StartReading() {
 }
 
 uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {
-  std::lock_guard send_lock(send_mutex_);
   Frame frame{.type = FrameType::kBegin,
               .sequence = static_cast<uint64_t>(purpose),
               .rank = rank_};
   {
-    std::unique_lock lock(mutex_);
-    // So that the callback never speaks of a step that is over.
-    changed_.wait(lock, [&] { return !telling_; });
-    frame.step = ++step_;
-    sequence_ = 0;
-    step_failure_ = lost_;
-    missed_ = false;
-    untold_ = !lost_.ok();
+    std::lock_guard send_lock(send_mutex_);
+    {
+      std::unique_lock lock(mutex_);
+      // So that the callback never speaks of a step that is over.
+      changed_.wait(lock, [&] { return !telling_; });
+      frame.step = ++step_;
+      sequence_ = 0;
+      step_failure_ = absl::OkStatus();
+      missed_ = false;
+      untold_ = false;
+      early_.erase(early_.begin(), early_.lower_bound(step_));
+      if (const auto early = early_.find(step_); early != early_.end()) {
+        TakeFailure(early->second);
+      } else if (!lost_.ok()) {
+        step_failure_ = lost_;
+        untold_ = true;
+      }
+    }
+    changed_.notify_all();
+    Send(frame, Clock::now() + control::kAnswerTime);
   }
-  changed_.notify_all();
-  Send(frame, Clock::now() + control::kAnswerTime);
+  // What is known already is heard before this rank does anything in the step.
+  std::unique_lock lock(mutex_);
+  TellFailure(lock);
+  changed_.wait(lock, [&] { return !telling_; });
   return frame.step;
 }
 
@@ -316,11 +333,7 @@ void TcpControlPlane::ReadLoop() {
   std::unique_lock lock(mutex_);
   read_all_ = true;
   changed_.notify_all();
-  // Every step that begins from now on is lost, and has its callback.
-  while (!closing_) {
-    TellFailure(lock);
-    changed_.wait(lock, [&] { return closing_ || untold_; });
-  }
+  TellFailure(lock);
 }
 
 // Returns false if nothing more is to be read.
@@ -367,15 +380,23 @@ void TcpControlPlane::SetAnswer(Frame& frame) {
   changed_.notify_all();
 }
 
-void TcpControlPlane::SetAborted(const Frame& frame) {
+void TcpControlPlane::SetAborted(Frame& frame) {
   {
     std::lock_guard lock(mutex_);
-    if (frame.step != step_ || !step_failure_.ok()) return;
-    step_failure_ = control::PayloadStatus(frame.payload);
-    missed_ = frame.sequence == control::kMissed;
-    untold_ = frame.rank != rank_;
+    if (frame.step > step_) {
+      early_.emplace(frame.step, std::move(frame));
+    } else if (frame.step == step_ && step_failure_.ok()) {
+      TakeFailure(frame);
+    }
   }
   changed_.notify_all();
+}
+
+// The caller holds `mutex_`.
+void TcpControlPlane::TakeFailure(const Frame& aborted) {
+  step_failure_ = control::PayloadStatus(aborted.payload);
+  missed_ = aborted.sequence == control::kMissed;
+  untold_ = aborted.rank != rank_;
 }
 
 void TcpControlPlane::TellFailure(std::unique_lock<std::mutex>& lock) {

@@ -323,9 +323,13 @@ TEST_F(ControlPlaneTest, CallbackHearsOfAnAbortOncePerStep) {
   ExpectStatus(heard[0].Await(), absl::StatusCode::kAborted,
                "aborted by rank 1: no");
   EXPECT_EQ(heard[0].step, step);
-  // It also hears when it enters the step later, and waits for nothing in it.
+  // Once this returns, rank 2 has read what was sent to it before.
+  EXPECT_FALSE(Gather(2, "ids", In(std::chrono::milliseconds(1))).ok());
+  // Its present step is not touched. It hears before it can do anything in the
+  // one that was aborted, and waits for nothing.
   EXPECT_EQ(heard[2].calls, 0);
   EXPECT_EQ(planes_[2]->BeginStep(), step);
+  EXPECT_EQ(heard[2].calls, 1);
   ExpectStatus(heard[2].Await(), absl::StatusCode::kAborted,
                "aborted by rank 1: no");
   EXPECT_EQ(heard[2].step, step);
@@ -570,6 +574,39 @@ TEST_F(ControlPlaneTest, InterruptionEndsTheStepOnAllRanks) {
        })) {
     EXPECT_EQ(Joined(gathered), "[of 0][of 1][of 2]");
   }
+}
+
+// A rank that is yet to begin a step knows that it has failed, so that it never
+// uses memory that others have freed since.
+TEST(CollectiveStepsTest, FailuresOfStepsToComeAreSentAtOnceAndOnce) {
+  std::string sent;
+  control::CollectiveSteps steps(3, [&](int32_t rank,
+                                        const control::SharedBytes& bytes) {
+    control::FrameReader reader(control::kPayloadBytesMax);
+    reader.Append(*bytes);
+    const control::Frame frame = **reader.Next();
+    absl::StrAppend(&sent, rank, " of step ", frame.step, ": ",
+                    control::PayloadStatus(frame.payload).message(),
+                    frame.sequence == control::kMissed ? " (missed)\n" : "\n");
+  });
+  steps.Begin(0, 1, 0);
+  steps.Begin(1, 1, 0);
+  steps.Abort(1, 1, absl::CancelledError("the disk is full"));
+  EXPECT_EQ(std::exchange(sent, ""),
+            "0 of step 1: aborted by rank 1: the disk is full\n"
+            "1 of step 1: aborted by rank 1: the disk is full\n"
+            "2 of step 1: aborted by rank 1: the disk is full (missed)\n");
+  steps.Begin(2, 1, 0);
+  EXPECT_EQ(sent, "");
+  // Nobody was called for the step that the others are told of.
+  steps.Leave(1);
+  EXPECT_EQ(std::exchange(sent, ""),
+            "0 of step 2: rank 1 has closed its control plane\n"
+            "2 of step 2: rank 1 has closed its control plane\n");
+  steps.Begin(0, 2, 0);
+  EXPECT_EQ(sent,
+            "0 of step 3: rank 1 has closed its control plane\n"
+            "2 of step 3: rank 1 has closed its control plane\n");
 }
 
 // What is written to stderr at `now`.

@@ -88,12 +88,11 @@ class ControlPlane {
   // the same message as the others'.
   virtual void Abort(const absl::Status& status) = 0;
 
-  // `callback(step, status)` is called, at most once per step and on a thread
-  // of the control plane, when the step this rank is in was aborted by another
-  // rank, or a rank is gone or has closed its end without entering the step,
-  // also if that was before this rank entered the step; so it may come before
-  // BeginStep has returned. Set before the first step; must not call back in
-  // here.
+  // `callback(step, status)` is called, at most once per step, when the step
+  // this rank is in was aborted by another rank, or a rank is gone or has
+  // closed its end without entering the step: on a thread of the control plane,
+  // or, where this rank knows that before it enters the step, before BeginStep
+  // returns. Set before the first step; must not call back in here.
   virtual void OnAbort(
       std::function<void(uint64_t step, const absl::Status&)> callback) = 0;
 
