@@ -596,6 +596,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   if (!status.ok()) {
     options_.transport->Abort(status);
     enqueuer_->AwaitOwnStreams(stream);
+    options_.transport->AwaitEnqueued(stream);
     // What was enqueued before ends first, so that the caller may free memory.
     (void)options_.transport->Wait();
     return WithRank(status, options_.rank);

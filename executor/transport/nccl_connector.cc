@@ -33,6 +33,7 @@ bool IsInside(const Edge& edge) { return edge.route != fb::Route::kNetwork; }
 
 constexpr char kComparingHosts[] = "comparing hosts";
 constexpr char kMakingId[] = "making an NCCL id";
+constexpr char kConnectingFence[] = "connecting the fence";
 
 constexpr char kEncryptionVariable[] = "REFIT_NCCL_ENCRYPTION";
 
@@ -146,6 +147,21 @@ void ReadFields(PayloadReader& reader, HostNotices& notices) {
   for (std::string& line : notices.lines) line = reader.String();
 }
 
+// What peers in direct rounds need of a rank.
+struct FenceExports {
+  std::string fence;  // DeviceFence::Export
+  std::string use;    // MemoryUse::Export
+};
+
+void WriteFields(const FenceExports& exports, PayloadWriter& writer) {
+  writer.String(exports.fence).String(exports.use);
+}
+
+void ReadFields(PayloadReader& reader, FenceExports& exports) {
+  exports.fence = reader.String();
+  exports.use = reader.String();
+}
+
 std::string TouchText(absl::Span<const Operation> operations) {
   std::string text =
       operations.size() > 1 ? "touching the edges" : "touching the edge";
@@ -207,12 +223,7 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
     status = make(everyone, true, false, links.world);
   }
   if (!status.ok()) return status;
-  if (any(&Uses::fence)) {
-    absl::StatusOr<std::unique_ptr<DeviceFence>> fence = ConnectFence(edges);
-    if (!fence.ok()) return fence.status();
-    links.fence = *std::move(fence);
-  }
-  return absl::OkStatus();
+  return any(&Uses::fence) ? ConnectFence(edges, links) : absl::OkStatus();
 }
 
 // The others fail with this rank's error, if it comes with one.
@@ -515,9 +526,9 @@ absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::CreateFence(
   return fence;
 }
 
-// Null on a rank without direct edges.
-absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::ConnectFence(
-    absl::Span<const Edge> edges) {
+// Makes none on a rank without direct edges.
+absl::Status NcclConnector::ConnectFence(absl::Span<const Edge> edges,
+                                         NcclLinks& links) {
   std::set<int32_t> distinct;
   std::set<int32_t> local;
   for (const Edge& edge : edges) {
@@ -527,18 +538,35 @@ absl::StatusOr<std::unique_ptr<DeviceFence>> NcclConnector::ConnectFence(
   }
   const std::vector<int32_t> peers(distinct.begin(), distinct.end());
   const std::vector<int32_t> sharing(local.begin(), local.end());
-  std::string exported;
+  FenceExports mine;
   absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
-      CreateFence(peers, sharing, exported);
+      CreateFence(peers, sharing, mine.fence);
   absl::Status status = Agree(fence.status(), "making the fence");
   if (!status.ok()) return status;
-  const absl::StatusOr<std::vector<std::string>> theirs = control_.Exchange(
-      exported, peers, peers, "connecting the fence", deadline_);
-  if (!theirs.ok()) return theirs.status();
-  if (*fence != nullptr) status = (*fence)->Connect(peers, *theirs, deadline_);
-  status = Agree(status, "connecting the fence");
-  if (!status.ok()) return status;
-  return fence;
+  auto use = std::make_unique<MemoryUse>(rank());
+  mine.use = use->Export();
+  const absl::StatusOr<std::vector<std::string>> told = control_.Exchange(
+      StructBytes(mine), peers, peers, kConnectingFence, deadline_);
+  if (!told.ok()) return told.status();
+  std::vector<std::string> fences;
+  std::vector<std::string> uses;
+  for (size_t i = 0; i < peers.size() && status.ok(); ++i) {
+    absl::StatusOr<FenceExports> theirs =
+        ReadStruct<FenceExports>((*told)[i], peers[i], kConnectingFence);
+    status = theirs.status();
+    if (!status.ok()) break;
+    fences.push_back(std::move(theirs->fence));
+    uses.push_back(std::move(theirs->use));
+  }
+  if (status.ok() && *fence != nullptr) {
+    status = (*fence)->Connect(peers, fences, deadline_);
+    use->Connect(peers, uses);
+  }
+  status = Agree(status, kConnectingFence);
+  if (!status.ok() || *fence == nullptr) return status;
+  links.fence = *std::move(fence);
+  links.use = std::move(use);
+  return status;
 }
 
 }  // namespace refit

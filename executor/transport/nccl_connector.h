@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/payload.h"
+#include "executor/transport/memory_use.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "refit/control_plane.h"
@@ -26,6 +27,7 @@ struct NcclLinks {
   std::shared_ptr<NcclCommunicator> domain;
   std::shared_ptr<NcclCommunicator> world;
   std::unique_ptr<DeviceFence> fence;
+  std::unique_ptr<MemoryUse> use;    // where there is a fence
   std::vector<std::string> notices;  // Transport::notices
   // What work that touched edges without an end may use until its communicator
   // is aborted.
@@ -107,8 +109,7 @@ class NcclConnector {
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
       const std::vector<int32_t>& peers, const std::vector<int32_t>& sharing,
       std::string& exported);
-  absl::StatusOr<std::unique_ptr<DeviceFence>> ConnectFence(
-      absl::Span<const Edge> edges);
+  absl::Status ConnectFence(absl::Span<const Edge> edges, NcclLinks& links);
   int32_t rank() const { return control_.rank(); }
   std::vector<int32_t> Everyone() const;
   std::vector<int32_t> RanksOfThisHost() const;

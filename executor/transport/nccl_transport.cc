@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "executor/device/host_identity.h"
+#include "executor/log.h"
 #include "executor/own_thread.h"
 #include "executor/transport/compared_structs.h"
 #include "executor/transport/enqueued_rounds.h"
@@ -20,6 +21,7 @@
 #include "executor/transport/nccl_communicator.h"
 #include "executor/transport/nccl_connector.h"
 #include "executor/transport/refit_supervisor.h"
+#include "executor/waiting.h"
 
 namespace refit {
 namespace {
@@ -167,7 +169,10 @@ class NcclTransport : public Transport, private Fence {
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   void Replay() override;
   absl::Status EndRefit(Stream stream) override;
-  absl::Status AwaitOwnEnd() override { return supervisor_.AwaitOver(); }
+  void AwaitEnqueued(Stream stream) override;
+  absl::Status AwaitOwnEnd() override {
+    return Settled(supervisor_.AwaitOver());
+  }
   absl::Status Wait() override;
   void Abort(const absl::Status& status) override { supervisor_.Abort(status); }
   void Leave() override;
@@ -210,6 +215,11 @@ class NcclTransport : public Transport, private Fence {
   absl::Status Outcome(const absl::Status& status) {
     return status.ok() ? status : supervisor_.Fail(status);
   }
+  absl::Status BeginUse();
+  bool IsUsing() { return links_.use != nullptr && links_.use->IsUsing(); }
+  void AwaitEnded();
+  std::string AwaitUnused();
+  absl::Status Settled(const absl::Status& status);
   absl::StatusOr<bool> Probe(bool is_enqueued);
   absl::Status StopWork(bool is_enqueued);
   bool AwaitAborts(Deadline deadline);
@@ -252,14 +262,82 @@ class NcclTransport : public Transport, private Fence {
 void NcclTransport::Leave() {
   // Freeing what a waiting kernel uses would wait for it.
   supervisor_.Close();
-  // Before anything that its callback touches is gone.
+  if (links_.use != nullptr) {
+    links_.use->Revoke();
+    links_.use->End();
+  }
+  // Before anything that its callback touches is gone. Those that use this
+  // rank's memory hear of it, and stop.
   options_.meeting.Close();
+  if (const std::string text = AwaitUnused(); !text.empty()) {
+    Log(LogLevel::kWarning, absl::StrCat("close of rank ", rank(), ": ", text));
+  }
+  links_.use.reset();
+}
+
+// Before this rank enqueues anything: from then on it may use memory of peers
+// that are threads of its process.
+absl::Status NcclTransport::BeginUse() {
+  if (links_.use == nullptr) return absl::OkStatus();
+  const std::optional<int32_t> gone = links_.use->Begin();
+  if (!gone.has_value()) return absl::OkStatus();
+  // It has told why, and that is on its way.
+  const Deadline limit = Now() + kStopTime;
+  while (supervisor_.failure().ok() && Now() < limit) {
+    std::this_thread::sleep_for(kStopPause);
+  }
+  return supervisor_.Fail(absl::AbortedError(
+      absl::StrCat("rank ", *gone, " has left this refit already")));
+}
+
+// After an abort: returns when this rank's work has ended, or seems never to.
+// What of it has not begun by then observes the abort.
+void NcclTransport::AwaitEnded() {
+  const Deadline limit = Now() + kStopTime;
+  while (Now() < limit) {
+    const absl::StatusOr<bool> reached = ended_->Reached();
+    if (!reached.ok() || *reached) return;
+    std::this_thread::sleep_for(kStopPause);
+  }
+}
+
+// On the rank's own thread, which enqueues nothing more.
+void NcclTransport::AwaitEnqueued(Stream stream) {
+  (void)supervisor_.AwaitOver();
+  if (!IsUsing()) return;
+  if (ended_->Record(stream).ok()) AwaitEnded();
+  links_.use->End();
+}
+
+// On the rank's own thread, after a failure: returns when no peer that is a
+// thread of this process uses this rank's memory, so that the caller may free
+// it. Else says who goes on.
+std::string NcclTransport::AwaitUnused() {
+  if (links_.use == nullptr) return "";
+  links_.use->End();  // two ranks may wait for each other
+  const std::vector<int32_t> users =
+      links_.use->AwaitUnused(Now() + options_.abort_time);
+  if (users.empty()) return "";
+  return absl::StrCat(
+      RanksText(users), " did not stop within ",
+      std::chrono::duration<double>(options_.abort_time).count(),
+      " s and may still use this rank's tensors: restart the process before "
+      "you free them");
+}
+
+absl::Status NcclTransport::Settled(const absl::Status& status) {
+  if (status.ok()) return status;
+  const std::string text = AwaitUnused();
+  if (text.empty()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; ", text));
 }
 
 // Ends kernels that wait for peers. On the supervisor's thread, or when it is
 // gone.
 absl::Status NcclTransport::StopWork(bool is_enqueued) {
   if (links_.fence != nullptr) links_.fence->Abort();
+  if (links_.use != nullptr) links_.use->Revoke();
   AwaitCapturedGroup();
   // Both at once: an abort waits for the kernels of its communicator, which may
   // stand behind the other's, on one stream or in one graph.
@@ -268,12 +346,10 @@ absl::Status NcclTransport::StopWork(bool is_enqueued) {
   // An abort waits for graphs too: they are dropped once their kernels have
   // ended, or seem never to.
   const bool aborts = links_.domain != nullptr || links_.world != nullptr;
-  const Deadline limit = Now() + kStopTime;
-  while (is_enqueued && aborts && Now() < limit) {
-    const absl::StatusOr<bool> reached = ended_->Reached();
-    if (!reached.ok() || *reached) break;
-    std::this_thread::sleep_for(kStopPause);
-  }
+  const bool uses = IsUsing();
+  if (is_enqueued && (aborts || uses)) AwaitEnded();
+  // Else AwaitEnqueued does, when the rank's thread enqueues nothing more.
+  if (is_enqueued && uses) links_.use->End();
   if (on_break_) on_break_();
   if (AwaitAborts(Now() + options_.abort_time)) return absl::OkStatus();
   return absl::InternalError(AbortHangs());
@@ -394,6 +470,7 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   if (!status.ok()) return status;
   // Not earlier: until all are here, a peer may still signal to this fence.
   links_.fence.reset();
+  links_.use.reset();
   status = MakeLinks(edges, deadline);
   if (status.ok()) supervisor_.Connected();
   return status;
@@ -463,11 +540,12 @@ absl::Status NcclTransport::EndRecording() {
 absl::Status NcclTransport::BeginRefit(Deadline deadline, bool is_captured) {
   offers_replay_ = false;
   is_captured_ = is_captured;
-  return supervisor_.BeginRefit(is_captured, [&] {
+  const absl::Status status = supervisor_.BeginRefit(is_captured, [&] {
     std::lock_guard lock(mutex_);
     deadline_ = deadline;
     enqueued_.Restart();
   });
+  return status.ok() && !is_captured ? BeginUse() : status;
 }
 
 void NcclTransport::Replay() {
@@ -547,13 +625,15 @@ absl::Status NcclTransport::EndRefit(Stream stream) {
 }
 
 absl::Status NcclTransport::Wait() {
-  return supervisor_.Wait([this] {
+  const absl::Status status = supervisor_.Wait([this] {
     const auto offers =
         CompareStructs(control(), uint32_t{offers_replay_}, "end of refit",
                        Later(deadline_, kLastWords));
     all_replay_ = offers.ok() && offers_replay_ && offers->size() == 1;
     return offers.status();
   });
+  if (status.ok() && links_.use != nullptr) links_.use->End();
+  return Settled(status);
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(

@@ -48,7 +48,10 @@ void RefitSupervisor::Close() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   Lock lock(mutex_);
-  if (IsUnderWay()) Stop(lock);
+  if (!IsUnderWay()) return;
+  // The others are in this refit, and some may use this rank's memory.
+  SetFailure(absl::CancelledError("closed before Wait"));
+  Stop(lock);
 }
 
 RefitPhase RefitSupervisor::phase() {

@@ -73,7 +73,8 @@ class RefitSupervisor {
 
   // Starts the thread, once. Error: kResourceExhausted.
   absl::Status Start();
-  // Ends the thread and what is under way. Idempotent.
+  // Ends the thread and what is under way, which fails on all ranks.
+  // Idempotent.
   void Close();
 
   RefitPhase phase();

@@ -659,6 +659,126 @@ TEST_F(NcclTransportTest, CloseSaysGoodbyeBeforeItFrees) {
               }).ok());
 }
 
+// A device on which the work of a stream has ended when the flag that stands
+// for the stream says so.
+class FlaggedDevice : public HostDevice {
+ public:
+  using Flag = std::atomic<bool>;
+
+  absl::StatusOr<std::unique_ptr<DeviceEvent>> CreateEvent() override {
+    return std::make_unique<Event>();
+  }
+
+ private:
+  class Event : public DeviceEvent {
+   public:
+    absl::Status Record(Stream stream) override {
+      flag_ = static_cast<Flag*>(stream);
+      return absl::OkStatus();
+    }
+    absl::Status Await(Stream) override { return absl::OkStatus(); }
+    absl::StatusOr<bool> Reached() override {
+      return flag_ == nullptr || *flag_;
+    }
+
+   private:
+    std::atomic<Flag*> flag_ = nullptr;
+  };
+};
+
+// Rank 0 stores into the memory of rank 1, which is a thread of the same
+// process: nothing but rank 0 keeps what it has begun from going on.
+class NcclMemoryUseTest : public NcclTransportTest {
+ protected:
+  NcclMemoryUseTest() { fake_nccl_reset(); }
+  ~NcclMemoryUseTest() override { ends_.clear(); }  // before their device
+
+  void MakeWorld(std::chrono::milliseconds abort_time) {
+    ends_ = MakeNcclTransports(flagged_, {0, 0}, nullptr, true, {}, abort_time);
+    AddEdge(0, 1, fb::Route::kPeer, fb::Mechanism::kDirect);
+    for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  }
+  absl::Status Begin(int32_t rank) {
+    return ends_[rank]->BeginRefit(Ample(), false);
+  }
+  void BeginAndEnd(int32_t rank) {
+    absl::Status status = Begin(rank);
+    if (status.ok()) status = ends_[rank]->EndRefit(&is_over_[rank]);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  // Rank 0's work ends a while after this.
+  std::thread EndsLater() {
+    return std::thread([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      is_over_[0] = true;
+    });
+  }
+
+  static constexpr std::chrono::seconds kAmpleAbort{60};
+  FlaggedDevice flagged_;
+  FlaggedDevice::Flag is_over_[2] = {false, true};
+};
+
+TEST_F(NcclMemoryUseTest, CloseReturnsWhenPeersHaveStopped) {
+  MakeWorld(kAmpleAbort);
+  for (const int32_t rank : {0, 1}) BeginAndEnd(rank);
+  std::thread other = EndsLater();
+  ends_[1]->Leave();
+  EXPECT_TRUE(is_over_[0]);
+  other.join();
+}
+
+TEST_F(NcclMemoryUseTest, AFailedWaitReturnsWhenPeersHaveStopped) {
+  MakeWorld(kAmpleAbort);
+  for (const int32_t rank : {0, 1}) BeginAndEnd(rank);
+  std::thread other = EndsLater();
+  ends_[1]->Abort(absl::CancelledError("the user's wish"));
+  EXPECT_EQ(ends_[1]->Wait().message(), "the user's wish");
+  EXPECT_TRUE(is_over_[0]);
+  other.join();
+}
+
+// What it has enqueued is followed by no EndRefit.
+TEST_F(NcclMemoryUseTest, APeerThatIsStillEnqueuingIsWaitedForToo) {
+  MakeWorld(kAmpleAbort);
+  ASSERT_TRUE(Begin(0).ok());
+  BeginAndEnd(1);
+  std::thread enqueuing([&] {
+    std::thread other = EndsLater();
+    ends_[0]->AwaitEnqueued(&is_over_[0]);
+    EXPECT_TRUE(is_over_[0]);
+    other.join();
+  });
+  ends_[1]->Abort(absl::CancelledError("the user's wish"));
+  EXPECT_FALSE(ends_[1]->Wait().ok());
+  EXPECT_TRUE(is_over_[0]);
+  enqueuing.join();
+}
+
+// Rank 1 has granted rank 0 its memory, and may free it from then on.
+TEST_F(NcclMemoryUseTest, APeerThatComesLaterUsesNothing) {
+  MakeWorld(kAmpleAbort);
+  for (int times = 0; times < 20; ++times) {
+    BeginAndEnd(1);
+    ends_[1]->Abort(absl::CancelledError("the user's wish"));
+    EXPECT_FALSE(ends_[1]->Wait().ok());
+    EXPECT_EQ(Begin(0).message(), "aborted by rank 1: the user's wish");
+    for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  }
+  ends_[1]->Leave();
+  EXPECT_EQ(Begin(0).message(), "rank 1 has closed its control plane");
+}
+
+TEST_F(NcclMemoryUseTest, APeerThatDoesNotStopIsNamed) {
+  MakeWorld(std::chrono::milliseconds(100));
+  for (const int32_t rank : {0, 1}) BeginAndEnd(rank);
+  ends_[1]->Abort(absl::CancelledError("the user's wish"));
+  EXPECT_EQ(ends_[1]->Wait().message(),
+            "the user's wish; rank 0 did not stop within 0.1 s and may still "
+            "use this rank's tensors: restart the process before you free "
+            "them");
+}
+
 // The first of two refits in flight fails while the second begins: that must
 // not be told before this rank is in the second's step, nor be forgotten there.
 TEST_F(NcclTransportTest, FailureWhileTheNextRefitBeginsEndsBoth) {

@@ -272,7 +272,8 @@ TEST_F(RefitSupervisorTest, DisconnectAndCloseEndWhatIsUnderWay) {
   supervisor_.Connected();
   ASSERT_TRUE(Begin().ok());
   supervisor_.Close();
-  EXPECT_EQ(TakeLog(), (Lines{"step 2", "step 3", "stop"}));
+  EXPECT_EQ(TakeLog(),
+            (Lines{"step 2", "step 3", "tell closed before Wait", "stop"}));
 }
 
 TEST_F(RefitSupervisorTest, ADeviceThatFailedEndsTheRefitOfARankThatWaits) {

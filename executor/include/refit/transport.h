@@ -166,6 +166,10 @@ class Transport {
   // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;
 
+  // After a call of a refit that failed on this rank: returns when what it has
+  // enqueued on `stream` uses no memory of peers any more. Wait comes after it.
+  virtual void AwaitEnqueued(Stream /*stream*/) {}
+
   // Returns when this rank's part of the refits that were begun is over. Not
   // collective. After an error nothing is under way, and Wait returns it too.
   virtual absl::Status AwaitOwnEnd() { return absl::OkStatus(); }
