@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "bench/measured_communicator.h"
-#include "executor/payload.h"
+#include "control/payload.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "plan/text/plan_view.h"

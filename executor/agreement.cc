@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "executor/payload.h"
-#include "executor/transport/control_frame.h"
+#include "control/frame.h"
+#include "control/payload.h"
 #include "executor/transport/handshake.h"
 
 namespace refit {

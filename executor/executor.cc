@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/waiting.h"
 #include "executor/binding.h"
 #include "executor/copies/round_copies.h"
 #include "executor/delta/bitmaps.h"
@@ -21,7 +22,6 @@
 #include "executor/quantize_pulls.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
-#include "executor/waiting.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 

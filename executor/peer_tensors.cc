@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
 #include "executor/copies/tensor_table.h"
-#include "executor/payload.h"
 
 namespace refit {
 namespace {
@@ -175,17 +175,6 @@ class PeerMapping {
 };
 
 }  // namespace
-
-PeerTensors PlannedPeerTensors(const PlanFile& plan,
-                               const RankSchedule& schedule) {
-  PeerTensors peers;
-  if (!plan.body().limits()->direct_pulls()) return peers;
-  const std::vector<int32_t> senders = schedule.DirectSenders();
-  const std::vector<int32_t> receivers = schedule.DirectReceivers();
-  peers.pulled_from = {senders.begin(), senders.end()};
-  peers.pulled_by = {receivers.begin(), receivers.end()};
-  return peers;
-}
 
 absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
     const PlanFile& plan, int32_t rank, absl::Span<std::byte* const> addresses,

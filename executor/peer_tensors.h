@@ -50,11 +50,6 @@ struct PeerTensors {
   }
 };
 
-// Who moves the bytes if every rank can map every peer's tensors. Nothing is
-// mapped.
-PeerTensors PlannedPeerTensors(const PlanFile& plan,
-                               const RankSchedule& schedule);
-
 // Shows the rank's tensors, so that peers can map them.
 absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
     const PlanFile& plan, int32_t rank, absl::Span<std::byte* const> addresses,

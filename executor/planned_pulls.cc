@@ -1,11 +1,22 @@
 #include "executor/planned_pulls.h"
 
+#include <vector>
+
 #include "executor/copies/round_copies.h"
-#include "executor/peer_tensors.h"
-#include "executor/rank_schedule.h"
 #include "plan/vector_length.h"
 
 namespace refit {
+
+PeerTensors PlannedPeerTensors(const PlanFile& plan,
+                               const RankSchedule& schedule) {
+  PeerTensors peers;
+  if (!plan.body().limits()->direct_pulls()) return peers;
+  const std::vector<int32_t> senders = schedule.DirectSenders();
+  const std::vector<int32_t> receivers = schedule.DirectReceivers();
+  peers.pulled_from = {senders.begin(), senders.end()};
+  peers.pulled_by = {receivers.begin(), receivers.end()};
+  return peers;
+}
 
 bool IsQuantizer(const PlanFile& plan, int32_t rank) {
   return plan.side(rank) == fb::Side::kDestination &&

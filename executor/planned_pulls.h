@@ -1,14 +1,21 @@
-// Which destinations quantize straight from their sources' tensors, by the plan
-// alone (executor/quantize_pulls.h).
+// Who reads whose tensors, by the plan alone: in direct rounds that pull
+// (executor/peer_tensors.h), and to quantize (executor/quantize_pulls.h).
 #ifndef REFIT_EXECUTOR_PLANNED_PULLS_H_
 #define REFIT_EXECUTOR_PLANNED_PULLS_H_
 
 #include <cstdint>
 #include <set>
 
+#include "executor/peer_tensors.h"
+#include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
 
 namespace refit {
+
+// Who moves the bytes if every rank can map every peer's tensors. Nothing is
+// mapped.
+PeerTensors PlannedPeerTensors(const PlanFile& plan,
+                               const RankSchedule& schedule);
 
 // Whether `rank` is a destination that quantizes.
 bool IsQuantizer(const PlanFile& plan, int32_t rank);

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
 #include "executor/copies/round_copies.h"
-#include "executor/payload.h"
 #include "executor/planned_pulls.h"
 
 namespace refit {

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/waiting.h"
 #include "executor/direct_steps.h"
 #include "executor/nvtx.h"
-#include "executor/waiting.h"
 
 namespace refit {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "executor/payload.h"
+#include "control/payload.h"
 
 namespace refit {
 namespace {

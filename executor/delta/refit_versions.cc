@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
 #include "executor/agreement.h"
-#include "executor/payload.h"
 
 namespace refit {
 namespace {

@@ -15,9 +15,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "executor/own_thread.h"
-#include "executor/token.h"
-#include "executor/waiting.h"
+#include "control/own_thread.h"
+#include "control/token.h"
+#include "control/waiting.h"
 
 namespace refit {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "executor/file_descriptor.h"
-#include "executor/socket.h"
+#include "control/file_descriptor.h"
+#include "control/socket.h"
 
 namespace refit {
 

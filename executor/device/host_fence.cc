@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
+#include "control/waiting.h"
 #include "executor/device/process_identity.h"
-#include "executor/payload.h"
-#include "executor/waiting.h"
 
 namespace refit {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "control/token.h"
 #include "executor/device/thread_fence.h"
-#include "executor/token.h"
 #include "refit/device.h"
 
 namespace refit {

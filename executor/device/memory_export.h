@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "control/token.h"
 #include "executor/device/process_identity.h"
-#include "executor/token.h"
 #include "refit/device.h"
 
 namespace refit {

@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 
-#include "executor/payload.h"
-#include "executor/token.h"
+#include "control/payload.h"
+#include "control/token.h"
 
 namespace refit {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/payload.h"
+#include "control/payload.h"
 
 namespace refit {
 namespace {

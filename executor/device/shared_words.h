@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "control/file_descriptor.h"
+#include "control/token.h"
 #include "executor/device/descriptor_server.h"
-#include "executor/file_descriptor.h"
-#include "executor/token.h"
 
 namespace refit {
 

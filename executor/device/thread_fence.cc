@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "executor/waiting.h"
+#include "control/waiting.h"
 
 namespace refit {
 

@@ -7,9 +7,9 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
+#include "control/waiting.h"
 #include "executor/agreement.h"
-#include "executor/payload.h"
-#include "executor/waiting.h"
 #include "plan/scratch_windows.h"
 #include "refit/state_digest.h"
 

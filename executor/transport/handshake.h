@@ -10,15 +10,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/payload.h"
+#include "control/payload.h"
+#include "control/step_purposes.h"
 #include "refit/control_plane.h"
 #include "refit/transport.h"
 
 namespace refit {
 
-// What all transports call the collective in which ranks compare records.
-inline constexpr std::string_view kHandshake = "handshake";
-// Not so before a checked refit: who left that out has missed a refit
+// What all transports call the collective in which ranks compare records. No
+// handshake before a checked refit: who left that out has missed a refit
 // (Transport::TakeMissedStep).
 inline std::string_view NameOf(HandshakeStage stage) {
   return stage == HandshakeStage::kCheck ? "check" : kHandshake;
@@ -39,23 +39,6 @@ inline StepPurpose PurposeOf(HandshakeStage stage) {
 // kFailedPrecondition, the first field that differs, with two ranks and both
 // values.
 absl::Status CompareRecords(absl::Span<const OfRank<HandshakeRecord>> records);
-
-// `status` of `rank`, as the others are told of it.
-absl::Status AbortedBy(int32_t rank, const absl::Status& status);
-
-// What the ranks begin the newest step for: a refit is checked on all ranks or
-// on none.
-class StepPurposes {
- public:
-  // Error: kFailedPrecondition, another rank said that `step` is for something
-  // else; it names both.
-  absl::Status Add(int32_t rank, uint64_t step, StepPurpose purpose);
-
- private:
-  uint64_t step_ = 0;  // the newest with a purpose
-  int32_t rank_ = 0;   // the first that said so
-  StepPurpose purpose_ = StepPurpose::kOther;
-};
 
 // "round 3: send of 64 bytes to rank 5".
 std::string OperationText(uint32_t round, const Operation& operation);

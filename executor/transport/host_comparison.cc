@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "executor/waiting.h"
+#include "control/waiting.h"
 
 namespace refit {
 namespace {

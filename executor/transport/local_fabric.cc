@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "control/waiting.h"
 #include "executor/transport/handshake.h"
-#include "executor/waiting.h"
 
 namespace refit {
 

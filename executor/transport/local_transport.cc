@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "control/waiting.h"
 #include "executor/device/host_copy.h"
 #include "executor/device/thread_fence.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/local_fabric.h"
-#include "executor/waiting.h"
 
 namespace refit {
 

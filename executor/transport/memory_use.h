@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "executor/token.h"
+#include "control/token.h"
 
 namespace refit {
 

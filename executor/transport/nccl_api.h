@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "executor/payload.h"
+#include "control/payload.h"
 
 namespace refit::nccl {
 

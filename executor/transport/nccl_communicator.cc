@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/waiting.h"
+#include "control/waiting.h"
 
 namespace refit {
 namespace {

@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "control/compared_structs.h"
+#include "control/waiting.h"
 #include "executor/device/host_identity.h"
 #include "executor/device/process_identity.h"
-#include "executor/transport/compared_structs.h"
 #include "executor/transport/host_comparison.h"
-#include "executor/waiting.h"
 
 namespace refit {
 namespace {

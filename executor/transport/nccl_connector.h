@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/payload.h"
+#include "control/payload.h"
 #include "executor/transport/memory_use.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"

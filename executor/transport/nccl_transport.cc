@@ -10,10 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "control/compared_structs.h"
+#include "control/log.h"
+#include "control/own_thread.h"
+#include "control/waiting.h"
 #include "executor/device/host_identity.h"
-#include "executor/log.h"
-#include "executor/own_thread.h"
-#include "executor/transport/compared_structs.h"
 #include "executor/transport/enqueued_rounds.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/last_words.h"
@@ -21,7 +22,6 @@
 #include "executor/transport/nccl_communicator.h"
 #include "executor/transport/nccl_connector.h"
 #include "executor/transport/refit_supervisor.h"
-#include "executor/waiting.h"
 
 namespace refit {
 namespace {

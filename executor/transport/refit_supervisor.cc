@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/own_thread.h"
-#include "executor/waiting.h"
+#include "control/own_thread.h"
+#include "control/waiting.h"
 
 namespace refit {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
-#include "executor/log.h"
+#include "control/log.h"
 #include "executor/transport/loaded_library.h"
 
 namespace refit::ucx {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/transport/compared_structs.h"
+#include "control/compared_structs.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/last_words.h"
 #include "executor/transport/ucx_api.h"

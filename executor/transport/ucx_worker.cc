@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "executor/waiting.h"
+#include "control/waiting.h"
 #include "refit/control_plane.h"
 
 namespace refit {

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/file_descriptor.h"
+#include "control/file_descriptor.h"
 #include "executor/transport/ucx_api.h"
 #include "refit/interruption.h"
 #include "refit/transport.h"

@@ -13,7 +13,7 @@
 #include "executor/copies/copy_batches.h"
 #include "executor/digest/arrivals.h"
 #include "executor/direct_steps.h"
-#include "executor/peer_tensors.h"
+#include "executor/planned_pulls.h"
 #include "tests/executor/lazy_device.h"
 #include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "refit/host_device.h"
-#include "tests/executor/control_plane_fixture.h"
+#include "tests/control/control_plane_fixture.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/sanitizers.h"

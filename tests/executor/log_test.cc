@@ -1,4 +1,4 @@
-#include "executor/log.h"
+#include "control/log.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "executor/waiting.h"
+#include "control/waiting.h"
 
 namespace refit {
 namespace {

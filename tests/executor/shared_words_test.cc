@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "executor/payload.h"
+#include "control/payload.h"
 
 namespace refit {
 namespace {

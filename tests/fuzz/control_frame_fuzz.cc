@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "executor/transport/collective_steps.h"
-#include "executor/transport/control_frame.h"
+#include "control/collective_steps.h"
+#include "control/frame.h"
 #include "executor/transport/handshake.h"
 #include "executor/transport/nccl_api.h"
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "control/payload.h"
 #include "executor/device/memory_export.h"
-#include "executor/payload.h"
 #include "refit/host_device.h"
 
 namespace {

@@ -10,7 +10,7 @@ import sys
 PAGE = "docs/environment.md"
 # Examples of what is not on the page, a variable of tests and an option of CMake; and strings that are no variables.
 OTHERS = ("REFIT_SEED", "REFIT_CUDA", "REFIT_DATA", "VLLM_CUTLASS")
-SOURCES = ("bench", "compiler", "executor", "plan", "python/refit", "python/src", "report", "runner", "simulator", "tools", "topology")
+SOURCES = ("bench", "compiler", "control", "executor", "plan", "python/refit", "python/src", "report", "runner", "simulator", "tools", "topology")
 NAME = r"(?:RANK|(?:REFIT|NCCL|UCX|CUDA|OMPI|SLURM|MASTER|WORLD|LOCAL|TORCHELASTIC|VERL|VLLM|SGLANG|NEMO)_[A-Z0-9_]+)"
 
 

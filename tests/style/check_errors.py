@@ -12,7 +12,7 @@ import re
 import sys
 
 PAGE = "docs/errors.md"
-SOURCES = ("executor", "plan", "runner", "tools", "python/src", "python/refit")
+SOURCES = ("control", "executor", "plan", "runner", "tools", "python/src", "python/refit")
 # Invalid arguments say what was found and what was wanted; internal errors have the words of CUDA, NCCL or the system.
 SPEAK_FOR_THEMSELVES = ("InvalidArgument", "Internal", "Unknown")
 # What only a reader of the plan format, or of this library's own calls, can cause: refit-verify finds the first kind.
@@ -110,7 +110,7 @@ def main():
     rows = [fragment for message in messages for fragment in fragments(message)]
     checked = 0
     for path in files:
-        if path.is_relative_to(root / "executor") and path.suffix == ".cc":
+        if path.relative_to(root).parts[0] in ("control", "executor") and path.suffix == ".cc":
             errors = [(parts, line) for code, parts, line in errors_of(path.read_text()) if code not in SPEAK_FOR_THEMSELVES]
         elif path.is_relative_to(root / "python/refit"):
             errors = list(worker_errors_of(path.read_text()))

@@ -10,7 +10,7 @@ import re
 import sys
 
 FAMILIES = "compiler/model/families"
-CODE = ("bench", "compiler", "executor", "plan", "python/refit", "python/src", "runner", "tools")
+CODE = ("bench", "compiler", "control", "executor", "plan", "python/refit", "python/src", "runner", "tools")
 
 
 def main():

@@ -35,12 +35,13 @@ MAY_INCLUDE = {
     },
     "files": set(),
     "topology": set(),
-    "executor": {"plan", "refit"},
-    "runner": {"files", "plan", "plan/text", "refit", "executor"},
+    "control": {"plan", "refit"},
+    "executor": {"plan", "control", "refit"},
+    "runner": {"files", "plan", "plan/text", "control", "refit", "executor"},
     # Waits for what the executor waits for, by the executor's own lists.
     "simulator": {"plan", "plan/text", "executor", "refit"},
     "report": {"plan", "plan/proof", "plan/text", "plan/diff", "compiler", "compiler/job", "simulator"},
-    "bench": {"plan", "plan/proof", "plan/text", "executor", "refit", "runner", "compiler", "compiler/job"},
+    "bench": {"plan", "plan/proof", "plan/text", "control", "executor", "refit", "runner", "compiler", "compiler/job"},
 }
 
 

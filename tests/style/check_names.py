@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 
-FOLDERS = ("bench", "compiler", "executor", "plan", "report", "runner", "simulator", "tools")
+FOLDERS = ("bench", "compiler", "control", "executor", "plan", "report", "runner", "simulator", "tools")
 
 
 def types_of(text):

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
+#include "control/token.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/driver_function.h"
 #include "executor/device/cuda/scoped_device.h"
 #include "executor/device/shared_words.h"
-#include "executor/payload.h"
-#include "executor/token.h"
 
 namespace refit {
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "control/token.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/fence_kernel.h"
-#include "executor/token.h"
 #include "refit/device.h"
 
 namespace refit {

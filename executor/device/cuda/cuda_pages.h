@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/file_descriptor.h"
+#include "control/file_descriptor.h"
 
 namespace refit {
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "control/payload.h"
 #include "executor/device/cuda/cuda_allocations.h"
 #include "executor/device/cuda/cuda_pages.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/scoped_device.h"
 #include "executor/device/memory_export.h"
-#include "executor/payload.h"
 
 namespace refit {
 namespace {

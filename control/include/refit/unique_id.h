@@ -1,0 +1,41 @@
+// UniqueId: names a meeting. Whoever starts the ranks hands it out, if no
+// launcher's variables say where rank 0 is.
+#ifndef REFIT_CONTROL_INCLUDE_REFIT_UNIQUE_ID_H_
+#define REFIT_CONTROL_INCLUDE_REFIT_UNIQUE_ID_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "refit/control_plane.h"
+
+namespace refit {
+
+// As many bytes as NCCL's, so that it goes where such an id goes. It says where
+// its creator listens, so it serves one meeting at a time. It holds the secret
+// of the meeting, 128 bits: who has the id may join, so hand it out on a way
+// that only the ranks can read.
+struct UniqueId {
+  std::array<char, 128> bytes = {};
+};
+
+// Made in the process that is to be rank 0, which listens from then on, at any
+// free port, as long as it lives; of ids without a meeting, the 64 newest do.
+// Others reach it at the name or address `host`, "" meaning that in REFIT_HOST,
+// or else at the first address of a network interface that is up and that
+// NCCL_SOCKET_IFNAME allows. Errors: kUnavailable, no port; kInvalidArgument,
+// the host is too long, or no interface is allowed.
+absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host = {});
+
+// The meeting of `id`, for ConnectTcp: rank 0's creates it, any number of
+// times if meetings fail. Error: kInvalidArgument, bytes that are no id of
+// Refit.
+absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
+                                                     int32_t rank,
+                                                     int32_t world_size);
+
+}  // namespace refit
+
+#endif  // REFIT_CONTROL_INCLUDE_REFIT_UNIQUE_ID_H_

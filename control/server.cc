@@ -1,0 +1,661 @@
+#include "control/server.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "control/link.h"
+#include "control/log.h"
+#include "control/own_thread.h"
+#include "control/unique_id_listener.h"
+
+namespace refit::control {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A port scanner may connect and say nothing.
+constexpr seconds kProofTime{5};
+// Strangers at a time, beside as many as there are ranks, which may all come at
+// once. One more takes the place of the oldest.
+constexpr uint64_t kStrangersMax = 256;
+// Before those that have come are heard.
+constexpr int kAcceptsPerTurn = 64;
+// For a rank to read its last frames: only one that is stopped needs longer.
+constexpr seconds kCloseTime{5};
+constexpr milliseconds kAcceptPause{100};
+// For ranks that come a little later than the one that ended the meeting.
+constexpr seconds kEndedTime{2};
+constexpr size_t kReceiveBytes = size_t{64} << 10;
+// From one connection before the others have their turn.
+constexpr int kReceivesPerTurn = 16;
+
+// Rank 0 without a secret lets everybody in, so it says that, but once.
+void SayThatAnybodyMayJoin(const std::string& address) {
+  static std::atomic<bool> said = false;
+  if (said.exchange(true)) return;
+  Log(LogLevel::kWarning,
+      absl::StrCat("rank 0 listens at ", address,
+                   " and lets in whoever reaches it, since neither "
+                   "REFIT_SECRET nor REFIT_SECRET_FILE is set"));
+}
+
+absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {
+  const bool open = rendezvous.secret.empty();
+  absl::StatusOr<Socket> listener =
+      rendezvous.id_name != 0
+          ? UniqueIdListener(rendezvous)
+          : Listen(rendezvous.host, rendezvous.port,
+                   open ? Interfaces::kOfHost : Interfaces::kAll);
+  if (!listener.ok()) {
+    const bool elsewhere =
+        open && absl::StrContains(listener.status().message(),
+                                  std::strerror(EADDRNOTAVAIL));
+    return absl::Status(
+        listener.status().code(),
+        absl::StrCat(
+            "connect: rank 0 cannot listen at port ", rendezvous.port, ": ",
+            listener.status().message(),
+            elsewhere ? absl::StrCat("; \"", rendezvous.host,
+                                     "\" is no address of this host, and only "
+                                     "with a secret (REFIT_SECRET) does rank 0 "
+                                     "listen at others")
+                      : ""));
+  }
+  if (open) SayThatAnybodyMayJoin(BoundText(*listener));
+  return listener;
+}
+
+constexpr char kOffProtocol[] = "it does not keep to the protocol";
+
+SharedBytes Shared(const Frame& frame) {
+  return std::make_shared<const std::string>(Encode(frame));
+}
+
+}  // namespace
+
+std::string ProcessText() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat("process ", getpid(), " on host ", host);
+}
+
+ControlServer::Connection::Connection(Socket s)
+    : socket(std::move(s)),
+      reader(kStrangerBytesMax),
+      deadline(Clock::now() + kProofTime) {}
+
+absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
+    const TcpRendezvous& rendezvous, Socket own) {
+  // The ranks may be threads of this process, with a descriptor each; others
+  // are for strangers and for what else the process has open.
+  const uint64_t ranks = rendezvous.world_size;
+  absl::Status status =
+      AllowDescriptors(3 * ranks + kStrangersMax + 256, ranks + 16);
+  if (!status.ok()) return status;
+  Socket listener;
+  if (rendezvous.world_size > 1) {
+    absl::StatusOr<Socket> listening = ListenForRanks(rendezvous);
+    if (!listening.ok()) return listening.status();
+    listener = *std::move(listening);
+  }
+  std::unique_ptr<ControlServer> server(
+      new ControlServer(rendezvous, std::move(listener)));
+  server->connections_.push_back(std::make_unique<Connection>(std::move(own)));
+  server->own_ = server->connections_.front().get();
+  // No stranger, though it proves itself as one does; its time is rank 0's.
+  server->connections_.front()->deadline = Clock::time_point::max();
+  status = StartThread(server->thread_, "the thread of the control plane",
+                       [made = server.get()] { made->Run(); });
+  if (!status.ok()) return status;
+  return server;
+}
+
+ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
+    : world_size_(rendezvous.world_size),
+      id_name_(rendezvous.id_name),
+      membership_(rendezvous.secret),
+      listener_(std::move(listener)),
+      by_rank_(world_size_),
+      processes_(world_size_),
+      steps_(world_size_,
+             [this](int32_t rank, SharedBytes bytes) {
+               if (by_rank_[rank] != nullptr) {
+                 Send(*by_rank_[rank], std::move(bytes));
+               }
+             }),
+      receive_buffer_(kReceiveBytes) {
+  processes_[0] = ProcessText();
+  // A host may know its own name by another address than the others do.
+  if (listener_.fd() >= 0 && rendezvous.secret.empty() &&
+      !NamesLoopback(rendezvous.host)) {
+    trouble_ = absl::StrCat("rank 0 listens at ", BoundText(listener_),
+                            " alone, having no secret");
+  }
+}
+
+ControlServer::~ControlServer() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void ControlServer::Run() {
+  while (!connections_.empty() || phase_ == Phase::kEnded) {
+    Poll();
+    Expire(Clock::now());
+    // By index: to lose one may add frames to others, but no connections.
+    for (size_t i = 0; i < connections_.size(); ++i) Flush(*connections_[i]);
+    connections_.erase(
+        std::remove_if(connections_.begin(), connections_.end(),
+                       [](const auto& connection) { return connection->over; }),
+        connections_.end());
+  }
+}
+
+// Waits for something to happen, and reads what has come.
+void ControlServer::Poll() {
+  std::vector<pollfd> polled;
+  for (const auto& connection : connections_) {
+    const bool sends = !connection->out.empty();
+    polled.push_back({connection->socket.fd(),
+                      static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN),
+                      0});
+  }
+  const size_t count = polled.size();
+  if (listener_.fd() >= 0 && Clock::now() >= accept_again_) {
+    polled.push_back({listener_.fd(), POLLIN, 0});
+  }
+  const int ready =
+      poll(polled.data(), polled.size(), MillisecondsUntil(NextEvent()));
+  if (ready <= 0) return;
+  for (size_t i = 0; i < count; ++i) {
+    if ((polled[i].revents & ~POLLOUT) != 0) Receive(*connections_[i]);
+  }
+  if (polled.size() > count && polled.back().revents != 0) AcceptSome();
+}
+
+void ControlServer::AcceptSome() {
+  for (int i = 0; i < kAcceptsPerTurn && listener_.fd() >= 0; ++i) {
+    absl::StatusOr<Socket> socket = Accept(listener_);
+    if (socket.ok()) {
+      const auto strangers =
+          std::count_if(connections_.begin(), connections_.end(),
+                        [](const auto& c) { return c->rank < 0 && !c->over; });
+      if (static_cast<uint64_t>(strangers) >= kStrangersMax + world_size_) {
+        EvictStranger();
+      }
+      connections_.push_back(std::make_unique<Connection>(*std::move(socket)));
+      continue;
+    }
+    if (!absl::IsResourceExhausted(socket.status())) return;
+    // A stranger's descriptor serves whoever comes next.
+    if (EvictStranger()) continue;
+    trouble_ = std::string(socket.status().message());
+    accept_again_ = Clock::now() + kAcceptPause;
+    return;
+  }
+}
+
+// Closes the oldest of those that have not said hello, else of all strangers: a
+// rank says hello at once, and comes again if it is the one. False: there is
+// none.
+bool ControlServer::EvictStranger() {
+  Connection* oldest = nullptr;
+  for (const auto& connection : connections_) {
+    if (connection->rank >= 0 || connection->over || connection.get() == own_) {
+      continue;
+    }
+    if (oldest == nullptr) oldest = connection.get();
+    if (connection->transcript.has_value()) continue;
+    oldest = connection.get();
+    break;
+  }
+  if (oldest == nullptr) return false;
+  oldest->over = true;
+  oldest->socket.Close();
+  return true;
+}
+
+void ControlServer::Receive(Connection& connection) {
+  for (int i = 0; i < kReceivesPerTurn && !connection.over; ++i) {
+    const ssize_t received =
+        recv(connection.socket.fd(), receive_buffer_.data(), kReceiveBytes, 0);
+    if (received == 0) return Lose(connection, "the connection was closed");
+    if (received < 0) {
+      if (errno == EAGAIN || errno == EINTR) return;
+      return Lose(connection, std::strerror(errno));
+    }
+    if (connection.closing) continue;  // read only to reach its end
+    connection.reader.Append(
+        {receive_buffer_.data(), static_cast<size_t>(received)});
+    HandleAll(connection);
+  }
+}
+
+void ControlServer::HandleAll(Connection& connection) {
+  while (!connection.over && !connection.closing) {
+    absl::StatusOr<std::optional<Frame>> frame = connection.reader.Next();
+    if (!frame.ok()) {
+      return Lose(connection, std::string(frame.status().message()));
+    }
+    if (!frame->has_value()) return;
+    if (!Handle(connection, **frame)) return Lose(connection, kOffProtocol);
+  }
+}
+
+// Returns false if the sender does not keep to the protocol.
+bool ControlServer::Handle(Connection& connection, Frame& frame) {
+  if (connection.ends_meeting) return HandleEnd(connection, frame);
+  if (connection.rank < 0) {
+    return connection.transcript.has_value() ? HandleProof(connection, frame)
+                                             : HandleHello(connection, frame);
+  }
+  if (frame.type == FrameType::kGoodbye) {
+    HandleGoodbye(connection);
+    return true;
+  }
+  if (phase_ == Phase::kMeeting && frame.type == FrameType::kAbort) {
+    EndMeeting(AbortedBy(connection.rank, PayloadStatus(frame.payload)),
+               kEndedTime);
+    return true;
+  }
+  if (phase_ != Phase::kMet) return false;
+  // Nothing can be done together any more, and all have been told.
+  if (rank_gone_) return true;
+  return HandleInStep(connection, frame);
+}
+
+bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
+  switch (frame.type) {
+    case FrameType::kBegin:
+      return steps_.Begin(connection.rank, frame.step, frame.sequence);
+    case FrameType::kContribution: {
+      std::optional<Contribution> contribution =
+          ParseContribution(frame.payload);
+      return contribution.has_value() &&
+             steps_.Contribute(connection.rank, frame.step, frame.sequence,
+                               *std::move(contribution), Clock::now());
+    }
+    case FrameType::kAbort:
+      return steps_.Abort(connection.rank, frame.step,
+                          PayloadStatus(frame.payload));
+    case FrameType::kHello:
+    case FrameType::kGoodbye:
+    case FrameType::kWelcome:
+    case FrameType::kRefused:
+    case FrameType::kResult:
+    case FrameType::kAborted:
+    case FrameType::kGone:
+    case FrameType::kChallenge:
+    case FrameType::kProof:
+    case FrameType::kAccepted:
+    case FrameType::kLater:
+      return false;
+  }
+  return false;
+}
+
+// Nothing that a stranger says here counts before it is proved.
+bool ControlServer::HandleHello(Connection& connection, const Frame& frame) {
+  if (frame.type != FrameType::kHello) return false;
+  const std::optional<Hello> hello = ParseHello(frame.payload);
+  if (!hello.has_value()) return false;
+  if (IsLeft()) {
+    PutOff(connection);
+    return true;
+  }
+  const absl::Status status = CheckHello(frame.rank, *hello);
+  if (!status.ok()) {
+    Refuse(connection, status);
+    return true;
+  }
+  connection.transcript = Transcript{.rank = frame.rank,
+                                     .hello = *hello,
+                                     .challenge = NewNonce(),
+                                     .claims = {}};
+  Send(connection,
+       Shared({.type = FrameType::kChallenge,
+               .payload = BytesPayload(connection.transcript->challenge)}));
+  return true;
+}
+
+bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
+  if (frame.type != FrameType::kProof) return false;
+  const std::optional<Proof> proof = ParseProof(frame.payload);
+  if (!proof.has_value()) return false;
+  if (IsLeft()) {
+    PutOff(connection);
+    return true;
+  }
+  connection.transcript->claims = proof->claims;
+  const absl::Status status = CheckProof(connection, *proof);
+  if (!status.ok()) {
+    Refuse(connection, status);
+    return true;
+  }
+  const Transcript transcript = *std::exchange(connection.transcript, {});
+  const int32_t rank = transcript.rank;
+  if (rank == kNoRank) {
+    connection.ends_meeting = true;
+    connection.reader.set_payload_bytes_max(kPayloadBytesMax);
+    SendAccepted(connection, transcript);
+    return true;
+  }
+  connection.rank = rank;
+  if (phase_ == Phase::kEnded) {
+    // The reason may be long: what a rank reads of a stranger is short.
+    SendAccepted(connection, transcript);
+    TellEnded(connection);
+    return true;
+  }
+  connection.deadline =
+      Clock::now() +
+      milliseconds(std::min(proof->claims.remaining_ms, kRemainingMsMax));
+  connection.reader.set_payload_bytes_max(kPayloadBytesMax);
+  by_rank_[rank] = &connection;
+  std::erase_if(left_, [&](const Left& left) { return left.rank == rank; });
+  processes_[rank] = proof->claims.process;
+  SendAccepted(connection, transcript);
+  if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
+    phase_ = Phase::kMet;
+    SendToAll({.type = FrameType::kWelcome});
+  }
+  return true;
+}
+
+void ControlServer::SendAccepted(Connection& connection,
+                                 const Transcript& transcript) {
+  Send(connection, Shared({.type = FrameType::kAccepted,
+                           .payload = BytesPayload(membership_.Prove(
+                               End::kRankZero, transcript))}));
+}
+
+// Of a member that takes no part, but knows that the meeting is in vain.
+bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
+  if (frame.type != FrameType::kAbort) return false;
+  if (phase_ == Phase::kMet) {
+    Refuse(connection, absl::FailedPreconditionError(
+                           "all ranks have met already, so the meeting cannot "
+                           "be ended"));
+    return true;
+  }
+  if (phase_ == Phase::kMeeting) {
+    EndMeeting(
+        absl::AbortedError(absl::StrCat(
+            "the meeting was ended: ", PayloadStatus(frame.payload).message())),
+        kEndedTime);
+  }
+  Refuse(connection, ended_);
+  return true;
+}
+
+absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
+  if (hello.version != kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("version of the control plane differs: ", kProtocolVersion,
+                     " on rank 0, ", hello.version, " on rank ", rank));
+  }
+  if (hello.id_name != id_name_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unique id differs: rank ", rank, " has another than rank 0, or none"));
+  }
+  if (rank == kNoRank) return absl::OkStatus();
+  if (hello.world_size != world_size_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world size differs: ", world_size_, " on rank 0, ",
+                     hello.world_size, " on rank ", rank));
+  }
+  if (rank < 0 || rank >= world_size_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank, " is not one of the ", world_size_, " ranks"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ControlServer::CheckProof(const Connection& connection,
+                                       const Proof& proof) const {
+  const int32_t rank = connection.transcript->rank;
+  if (!membership_.Verify(proof.mac, End::kRank, *connection.transcript)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "secret differs: rank ", rank,
+        " has another than rank 0, or one of them has none (REFIT_SECRET, "
+        "REFIT_SECRET_FILE)"));
+  }
+  if (rank == kNoRank) return absl::OkStatus();
+  const bool taken = rank == 0
+                         ? &connection != own_
+                         : phase_ == Phase::kMet || by_rank_[rank] != nullptr;
+  if (taken) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("two processes are rank ", rank, ": ", processes_[rank],
+                     " and ", proof.claims.process));
+  }
+  return absl::OkStatus();
+}
+
+void ControlServer::HandleGoodbye(Connection& connection) {
+  if (connection.rank == 0) return Close();
+  connection.over = true;
+  by_rank_[connection.rank] = nullptr;
+  if (phase_ == Phase::kMet) steps_.Leave(connection.rank);
+}
+
+void ControlServer::Expire(Clock::time_point now) {
+  for (const auto& connection : connections_) {
+    if (connection->over || connection->deadline > now) continue;
+    if (connection->closing || connection->rank < 0) {
+      connection->over = true;
+    } else if (phase_ == Phase::kMeeting) {
+      // One that gives up would be missing: it is over for all.
+      return EndMeeting(MissingStatus(), seconds::zero());
+    }
+  }
+  if (phase_ == Phase::kEnded && ended_until_ <= now) Close();
+  if (phase_ == Phase::kMeeting && EndMeetingIfLeft(now)) return;
+  if (phase_ == Phase::kMeeting) ReportMissing(now);
+  if (phase_ == Phase::kMet) {
+    steps_.Expire(now);
+    if (!rank_gone_) steps_.ReportMissing(now);
+  }
+}
+
+void ControlServer::EndMeeting(const absl::Status& status,
+                               Clock::duration stay) {
+  phase_ = Phase::kEnded;
+  ended_ = status;
+  ended_until_ = Clock::now() + stay;
+  told_.assign(world_size_, false);
+  told_[0] = true;  // perhaps before it has proved itself
+  if (own_ != nullptr) Refuse(*own_, ended_);
+  const std::vector<Connection*> have_come =
+      std::exchange(by_rank_, std::vector<Connection*>(world_size_, nullptr));
+  for (Connection* rank : have_come) {
+    if (rank != nullptr && rank != own_) TellEnded(*rank);
+  }
+}
+
+// A rank that was here and does not come back is gone: to wait for it until the
+// deadline would be in vain.
+bool ControlServer::EndMeetingIfLeft(Clock::time_point now) {
+  for (const Left& left : left_) {
+    if (left.until > now) continue;
+    EndMeeting(
+        absl::UnavailableError(absl::StrCat(
+            "rank ", left.rank, " is gone: ", processes_[left.rank],
+            " had come, then ", left.reason, ", and it did not come again")),
+        kEndedTime);
+    return true;
+  }
+  return false;
+}
+
+void ControlServer::TellEnded(Connection& connection) {
+  // Once: then it comes for the next meeting.
+  if (told_[connection.rank]) return PutOff(connection);
+  told_[connection.rank] = true;
+  Refuse(connection, ended_);
+  if (std::count(told_.begin(), told_.end(), false) == 0) {
+    ended_until_ = Clock::now();
+  }
+}
+
+void ControlServer::ReportMissing(Clock::time_point now) {
+  if (!meeting_reminder_.IsDue(now)) return;
+  std::vector<int32_t> missing;
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    if (by_rank_[rank] == nullptr) missing.push_back(rank);
+  }
+  ReportWait("connect", RanksText(missing), meeting_reminder_.Seconds(now),
+             trouble_);
+}
+
+absl::Status ControlServer::MissingStatus() const {
+  const auto missing = std::count(by_rank_.begin(), by_rank_.end(), nullptr);
+  const auto first = std::find(by_rank_.begin(), by_rank_.end(), nullptr);
+  return absl::DeadlineExceededError(absl::StrCat(
+      "connect: ", missing, " of ", world_size_,
+      " ranks did not come before the deadline, the first is rank ",
+      first - by_rank_.begin(), trouble_.empty() ? "" : "; ", trouble_));
+}
+
+Clock::time_point ControlServer::NextEvent() const {
+  Clock::time_point next = Clock::time_point::max();
+  for (const auto& connection : connections_) {
+    const bool met = phase_ == Phase::kMet && connection->rank >= 0;
+    if (!met || connection->closing) {
+      next = std::min(next, connection->deadline);
+    }
+  }
+  if (phase_ == Phase::kMeeting) {
+    next = std::min(next, meeting_reminder_.next());
+    for (const Left& left : left_) next = std::min(next, left.until);
+  }
+  if (phase_ == Phase::kEnded) next = std::min(next, ended_until_);
+  if (phase_ == Phase::kMet) {
+    next = std::min(next, steps_.NextDeadline());
+    if (!rank_gone_) next = std::min(next, steps_.NextReport());
+  }
+  if (listener_.fd() >= 0 && accept_again_ > Clock::now()) {
+    next = std::min(next, accept_again_);
+  }
+  return next;
+}
+
+void ControlServer::Send(Connection& connection, SharedBytes bytes) {
+  if (!connection.closing) connection.out.push_back(std::move(bytes));
+}
+
+void ControlServer::SendToAll(const Frame& frame) {
+  const SharedBytes bytes = Shared(frame);
+  for (Connection* connection : by_rank_) {
+    if (connection != nullptr) Send(*connection, bytes);
+  }
+}
+
+void ControlServer::Flush(Connection& connection) {
+  while (!connection.over && !connection.out.empty()) {
+    const std::string& bytes = *connection.out.front();
+    const ssize_t sent =
+        send(connection.socket.fd(), bytes.data() + connection.out_offset,
+             bytes.size() - connection.out_offset, MSG_NOSIGNAL);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN) return;
+      return Lose(connection, std::strerror(errno));
+    }
+    connection.out_offset += sent;
+    if (connection.out_offset < bytes.size()) continue;
+    connection.out.pop_front();
+    connection.out_offset = 0;
+  }
+  // Not closed at once: bytes that come to a closed socket would make the
+  // kernel throw away those that are still on their way to the other end.
+  if (connection.closing && !connection.over && !connection.shut_down) {
+    shutdown(connection.socket.fd(), SHUT_WR);
+    connection.shut_down = true;
+  }
+}
+
+void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
+  if (phase_ == Phase::kMeeting) trouble_ = std::string(status.message());
+  Send(connection,
+       Shared({.type = FrameType::kRefused, .payload = StatusPayload(status)}));
+  CloseWhenSent(connection);
+}
+
+// Whether the ranks have met, and one is not there any more. Whoever comes now
+// comes for the next meeting, which begins when rank 0 has closed this one.
+bool ControlServer::IsLeft() const {
+  return phase_ == Phase::kMet &&
+         std::count(by_rank_.begin(), by_rank_.end(), nullptr) > 0;
+}
+
+void ControlServer::PutOff(Connection& connection) {
+  std::string why = "which has ended";
+  if (phase_ == Phase::kMet) {
+    std::vector<int32_t> left;
+    for (int32_t rank = 0; rank < world_size_; ++rank) {
+      if (by_rank_[rank] == nullptr) left.push_back(rank);
+    }
+    why = absl::StrCat("which ", RanksText(left), " left");
+  }
+  Send(connection,
+       Shared({.type = FrameType::kLater,
+               .payload = StatusPayload(absl::UnavailableError(absl::StrCat(
+                   "it has not closed its last meeting yet, ", why)))}));
+  CloseWhenSent(connection);
+}
+
+void ControlServer::CloseWhenSent(Connection& connection) {
+  if (connection.closing) return;
+  connection.closing = true;
+  connection.deadline = Clock::now() + kCloseTime;
+}
+
+void ControlServer::Lose(Connection& connection, const std::string& reason) {
+  connection.over = true;
+  const int32_t rank = connection.rank;
+  const bool is_own = &connection == own_;
+  if (is_own) own_ = nullptr;  // its address may be another's next
+  if (connection.closing) return;
+  if (is_own) return Close();
+  if (rank < 0) return;
+  by_rank_[rank] = nullptr;
+  if (phase_ == Phase::kMeeting) {
+    left_.push_back({rank, Clock::now() + kGoneTime, reason});
+  }
+  if (phase_ != Phase::kMet || rank_gone_) return;
+  rank_gone_ = true;
+  SendToAll({.type = FrameType::kGone,
+             .rank = rank,
+             .payload = StatusPayload(absl::UnavailableError(
+                 absl::StrCat("rank ", rank, " is gone: ", reason)))});
+}
+
+// Rank 0 has no more use for the server, so nobody has.
+void ControlServer::Close() {
+  if (phase_ == Phase::kMet) {
+    SendToAll(
+        {.type = FrameType::kGoodbye, .step = steps_.StrideOf(0), .rank = 0});
+  }
+  phase_ = Phase::kClosing;
+  if (id_name_ != 0 && listener_.fd() >= 0) {
+    ReturnUniqueIdListener(id_name_, std::move(listener_));
+  }
+  listener_.Close();
+  for (const auto& connection : connections_) {
+    if (connection->rank < 0 && !connection->closing) connection->over = true;
+    CloseWhenSent(*connection);
+  }
+}
+
+}  // namespace refit::control

@@ -1,0 +1,139 @@
+// The middle of the control plane's star: a thread in rank 0's process that all
+// ranks, rank 0 too, are connected with.
+#ifndef REFIT_CONTROL_SERVER_H_
+#define REFIT_CONTROL_SERVER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "control/collective_steps.h"
+#include "control/frame.h"
+#include "control/membership.h"
+#include "control/tcp_socket.h"
+#include "control/waiting.h"
+#include "refit/control_plane.h"
+
+namespace refit::control {
+
+// "process 123 on host gpu-7".
+std::string ProcessText();
+
+class ControlServer {
+ public:
+  // Listens, and serves `own`, the other end of rank 0's connection. Errors:
+  // kUnavailable, the port is taken; kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
+      const TcpRendezvous& rendezvous, Socket own);
+
+  // Requires: rank 0 has said goodbye or closed its end. Waits, for a limited
+  // time, until the others have read all that was sent to them.
+  ~ControlServer();
+
+ private:
+  enum class Phase : uint8_t {
+    kMeeting,  // until all ranks have come
+    kEnded,    // before that. For a while who comes is told why
+    kMet,
+    kClosing,  // sends what it has, and reads only to see the ends close
+  };
+
+  // A stranger until it has proved to be a rank.
+  struct Connection {
+    explicit Connection(Socket s);
+
+    Socket socket;
+    FrameReader reader;
+    std::deque<SharedBytes> out;
+    size_t out_offset = 0;  // of the first
+    int32_t rank = -1;      // -1: it has not proved which
+    // From its hello on, until it is accepted or refused.
+    std::optional<Transcript> transcript;
+    // For the stranger to prove who it is, for the meeting to be complete, or
+    // for a connection that closes to be closed.
+    Clock::time_point deadline;
+    bool ends_meeting = false;  // proved; kNoRank
+    bool closing = false;       // after `out` is sent
+    bool shut_down = false;     // ours is closed, theirs not yet
+    bool over = false;          // to be removed
+  };
+
+  ControlServer(const TcpRendezvous& rendezvous, Socket listener);
+
+  void Run();
+  void Poll();
+  void AcceptSome();
+  bool EvictStranger();
+  void Receive(Connection& connection);
+  void HandleAll(Connection& connection);
+  bool Handle(Connection& connection, Frame& frame);
+  bool HandleInStep(Connection& connection, Frame& frame);
+  bool HandleHello(Connection& connection, const Frame& frame);
+  bool HandleProof(Connection& connection, const Frame& frame);
+  void SendAccepted(Connection& connection, const Transcript& transcript);
+  bool HandleEnd(Connection& connection, const Frame& frame);
+  absl::Status CheckHello(int32_t rank, const Hello& hello) const;
+  absl::Status CheckProof(const Connection& connection,
+                          const Proof& proof) const;
+  void HandleGoodbye(Connection& connection);
+  void Expire(Clock::time_point now);
+  absl::Status MissingStatus() const;
+  // Refuses all that have come, with `status`, and those who come while it
+  // stays.
+  void EndMeeting(const absl::Status& status, Clock::duration stay);
+  bool EndMeetingIfLeft(Clock::time_point now);
+  void TellEnded(Connection& connection);
+  void ReportMissing(Clock::time_point now);
+  Clock::time_point NextEvent() const;
+
+  void Send(Connection& connection, SharedBytes bytes);
+  void SendToAll(const Frame& frame);
+  void Flush(Connection& connection);
+  // Tells the other end why, then closes.
+  void Refuse(Connection& connection, const absl::Status& status);
+  bool IsLeft() const;
+  // Tells the other end to come again, then closes.
+  void PutOff(Connection& connection);
+  void CloseWhenSent(Connection& connection);
+  // The other end closed, failed, or does not keep to the protocol.
+  void Lose(Connection& connection, const std::string& reason);
+  void Close();
+
+  const int32_t world_size_;
+  const uint64_t id_name_;
+  const Membership membership_;
+  Socket listener_;
+  Clock::time_point accept_again_;  // after descriptors had run out
+  Phase phase_ = Phase::kMeeting;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  Connection* own_ = nullptr;           // rank 0's
+  std::vector<Connection*> by_rank_;    // null: not there
+  std::vector<std::string> processes_;  // by rank; "" if it never came
+  // Of ranks that were let in and lost their connection before all had come:
+  // until when they may come again.
+  struct Left {
+    int32_t rank;
+    Clock::time_point until;
+    std::string reason;
+  };
+  std::vector<Left> left_;
+  std::string trouble_;  // of the meeting, the last
+  WaitReminder meeting_reminder_;
+  absl::Status ended_;  // why the meeting did
+  Clock::time_point ended_until_;
+  std::vector<bool> told_;  // of that, by rank
+  bool rank_gone_ = false;
+  CollectiveSteps steps_;
+  std::vector<char> receive_buffer_;
+  std::thread thread_;
+};
+
+}  // namespace refit::control
+
+#endif  // REFIT_CONTROL_SERVER_H_

@@ -1,0 +1,498 @@
+#include <sys/socket.h>
+
+#include <cassert>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "control/frame.h"
+#include "control/link.h"
+#include "control/membership.h"
+#include "control/own_thread.h"
+#include "control/server.h"
+#include "control/tcp_socket.h"
+#include "control/waiting.h"
+#include "refit/control_plane.h"
+
+namespace refit {
+namespace {
+
+using control::Clock;
+using control::CollectiveKind;
+using control::Frame;
+using control::FrameType;
+using control::Link;
+using std::chrono::seconds;
+
+constexpr seconds kGoodbyeTime{2};
+
+absl::Status Unreadable() {
+  return absl::InternalError("rank 0 sent a result that cannot be read");
+}
+
+absl::Status GoneStatus(const absl::Status& reason) {
+  return absl::UnavailableError(
+      absl::StrCat("rank 0 is gone: ", reason.message()));
+}
+
+class TcpControlPlane : public ControlPlane {
+ public:
+  TcpControlPlane(const TcpRendezvous& rendezvous,
+                  std::unique_ptr<control::ControlServer> server, Link link)
+      : rank_(rendezvous.rank),
+        world_size_(rendezvous.world_size),
+        secret_(rendezvous.secret),
+        server_(std::move(server)),
+        link_(std::move(link)) {}
+  ~TcpControlPlane() override;
+
+  absl::Status StartReading();
+
+  int32_t rank() const override { return rank_; }
+  int32_t world_size() const override { return world_size_; }
+  uint64_t BeginStep(StepPurpose purpose) override;
+  bool TakeMissedStep() override {
+    std::lock_guard lock(mutex_);
+    return std::exchange(missed_, false);
+  }
+  absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
+      std::string_view mine, std::string_view what, Deadline deadline) override;
+  absl::StatusOr<std::vector<std::string>> Exchange(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, std::string_view what,
+      Deadline deadline) override;
+  void Abort(const absl::Status& status) override;
+  void OnAbort(
+      std::function<void(uint64_t, const absl::Status&)> callback) override;
+  std::string SharedKey(std::string_view purpose) const override {
+    if (secret_.empty()) return "";
+    return control::Membership(secret_).KeyFor(purpose);
+  }
+
+ private:
+  absl::StatusOr<std::string> Collect(CollectiveKind kind,
+                                      std::string_view mine,
+                                      absl::Span<const int32_t> to,
+                                      absl::Span<const int32_t> from,
+                                      std::string_view what, Deadline deadline);
+  absl::Status CheckRanks(absl::Span<const int32_t> ranks,
+                          std::string_view what) const;
+  absl::Status FailOnAll(const absl::Status& status);
+  void Send(const Frame& frame, Clock::time_point limit);
+  // No step after `last_step` can succeed any more; without it, nor this one.
+  void SetLost(const absl::Status& status,
+               std::optional<uint64_t> last_step = std::nullopt);
+
+  void TakeFailure(const Frame& aborted);
+  void TellFailure(std::unique_lock<std::mutex>& lock);
+
+  // On the reading thread.
+  void ReadLoop();
+  bool Dispatch(Frame& frame);
+  void SetAnswer(Frame& frame);
+  void SetAborted(Frame& frame);
+
+  const int32_t rank_;
+  const int32_t world_size_;
+  const std::string secret_;
+  const std::unique_ptr<control::ControlServer> server_;  // on rank 0
+  Link link_;  // its reader is the reading thread's
+
+  // Held while a frame is sent, and from reading the step that it belongs to,
+  // so that steps are sent in order. Taken before `mutex_`.
+  std::mutex send_mutex_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t step_ = 0;
+  uint64_t sequence_ = 0;              // of the step's newest collective
+  std::optional<std::string> answer_;  // to it
+  std::map<uint64_t, Frame> early_;    // kAborted of later steps
+  absl::Status step_failure_;
+  absl::Status lost_;     // why no step can succeed any more
+  bool missed_ = false;   // TakeMissedStep
+  bool untold_ = false;   // the callback has yet to hear of step_failure_
+  bool telling_ = false;  // the callback is running
+  bool closing_ = false;
+  bool read_all_ = false;  // nothing more will be read
+  std::function<void(uint64_t, const absl::Status&)> callback_;
+
+  std::thread thread_;
+};
+
+TcpControlPlane::~TcpControlPlane() {
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard send_lock(send_mutex_);
+    Send({.type = FrameType::kGoodbye, .rank = rank_},
+         Clock::now() + kGoodbyeTime);
+  }
+  shutdown(link_.socket.fd(), SHUT_WR);
+  {
+    // The server closes its end when it has read the goodbye; to close ours
+    // earlier could overtake it.
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, Clock::now() + kGoodbyeTime,
+                        [&] { return read_all_; });
+  }
+  shutdown(link_.socket.fd(), SHUT_RDWR);
+  thread_.join();
+}
+
+absl::Status TcpControlPlane::StartReading() {
+  return StartThread(thread_, "the thread of the control plane",
+                     [this] { ReadLoop(); });
+}
+
+uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {
+  Frame frame{.type = FrameType::kBegin,
+              .sequence = static_cast<uint64_t>(purpose),
+              .rank = rank_};
+  {
+    std::lock_guard send_lock(send_mutex_);
+    {
+      std::unique_lock lock(mutex_);
+      // So that the callback never speaks of a step that is over.
+      changed_.wait(lock, [&] { return !telling_; });
+      frame.step = ++step_;
+      sequence_ = 0;
+      step_failure_ = absl::OkStatus();
+      missed_ = false;
+      untold_ = false;
+      early_.erase(early_.begin(), early_.lower_bound(step_));
+      if (const auto early = early_.find(step_); early != early_.end()) {
+        TakeFailure(early->second);
+      } else if (!lost_.ok()) {
+        step_failure_ = lost_;
+        untold_ = true;
+      }
+    }
+    changed_.notify_all();
+    Send(frame, Clock::now() + control::kAnswerTime);
+  }
+  // What is known already is heard before this rank does anything in the step.
+  std::unique_lock lock(mutex_);
+  TellFailure(lock);
+  changed_.wait(lock, [&] { return !telling_; });
+  return frame.step;
+}
+
+absl::StatusOr<std::vector<OfRank<std::string>>> TcpControlPlane::Compare(
+    std::string_view mine, std::string_view what, Deadline deadline) {
+  const absl::StatusOr<std::string> result =
+      Collect(CollectiveKind::kCompare, mine, {}, {}, what, deadline);
+  if (!result.ok()) return result.status();
+  const auto values = control::ParseResult(*result);
+  if (!values.has_value() || values->empty()) return Unreadable();
+  std::vector<OfRank<std::string>> told;
+  for (const auto& [rank, value] : *values) {
+    told.push_back({rank, std::string(value)});
+  }
+  return told;
+}
+
+absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
+    std::string_view mine, absl::Span<const int32_t> to,
+    absl::Span<const int32_t> from, std::string_view what, Deadline deadline) {
+  absl::Status status = CheckRanks(to, what);
+  if (status.ok()) status = CheckRanks(from, what);
+  if (!status.ok()) return FailOnAll(status);
+  const absl::StatusOr<std::string> result =
+      Collect(CollectiveKind::kExchange, mine, to, from, what, deadline);
+  if (!result.ok()) return result.status();
+  const auto given = control::ParseResult(*result);
+  if (!given.has_value() || given->size() != from.size()) return Unreadable();
+  std::vector<std::string> values;
+  for (const auto& of_peer : *given) values.emplace_back(of_peer.value);
+  return values;
+}
+
+// One collective: gives the server this rank's part, and waits for its word.
+absl::StatusOr<std::string> TcpControlPlane::Collect(
+    CollectiveKind kind, std::string_view mine, absl::Span<const int32_t> to,
+    absl::Span<const int32_t> from, std::string_view what, Deadline deadline) {
+  Frame frame{.type = FrameType::kContribution, .rank = rank_};
+  frame.payload = control::ContributionPayload(
+      kind, control::RemainingMs(deadline), what, to, from, mine);
+  if (frame.payload.size() > control::kPayloadBytesMax) {
+    return FailOnAll(absl::ResourceExhaustedError(absl::StrCat(
+        std::string(what), ": ", frame.payload.size(),
+        " bytes exceed the limit of ", control::kPayloadBytesMax)));
+  }
+  const Clock::time_point limit = control::AnswerLimit(deadline);
+  {
+    std::lock_guard send_lock(send_mutex_);
+    {
+      std::lock_guard lock(mutex_);
+      if (!step_failure_.ok()) return step_failure_;
+      answer_.reset();
+      frame.step = step_;
+      frame.sequence = ++sequence_;
+    }
+    Send(frame, limit);
+  }
+  std::unique_lock lock(mutex_);
+  // Rank 0 reports who is waited for.
+  WaitUntil(
+      changed_, lock, limit,
+      [&] { return answer_.has_value() || !step_failure_.ok(); },
+      [](int64_t) {});
+  // In this order: what the server has answered, it has answered to all.
+  if (answer_.has_value()) return *std::move(answer_);
+  if (!step_failure_.ok()) return step_failure_;
+  step_failure_ = InterruptionStatus();
+  if (step_failure_.ok()) {
+    step_failure_ = absl::DeadlineExceededError(absl::StrCat(
+        std::string(what), ": rank 0 did not answer before the deadline"));
+  }
+  const absl::Status status = step_failure_;
+  lock.unlock();
+  return FailOnAll(status);
+}
+
+absl::Status TcpControlPlane::CheckRanks(absl::Span<const int32_t> ranks,
+                                         std::string_view what) const {
+  for (int32_t rank : ranks) {
+    if (rank >= 0 && rank < world_size_) continue;
+    return absl::InvalidArgumentError(absl::StrCat(std::string(what), ": rank ",
+                                                   rank, " is not one of the ",
+                                                   world_size_, " ranks"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TcpControlPlane::FailOnAll(const absl::Status& status) {
+  Abort(status);
+  return status;
+}
+
+void TcpControlPlane::Abort(const absl::Status& status) {
+  assert(!status.ok());
+  std::lock_guard send_lock(send_mutex_);
+  Frame frame{.type = FrameType::kAbort, .rank = rank_};
+  frame.payload = control::StatusPayload(status);
+  {
+    std::lock_guard lock(mutex_);
+    frame.step = step_;
+  }
+  // This rank fails when the server says so: another may have been first.
+  Send(frame, Clock::now() + control::kAnswerTime);
+}
+
+void TcpControlPlane::OnAbort(
+    std::function<void(uint64_t, const absl::Status&)> callback) {
+  std::lock_guard lock(mutex_);
+  callback_ = std::move(callback);
+}
+
+// The caller holds `send_mutex_`. If this fails because the connection is at
+// its end, the reading thread finds that too, and why.
+void TcpControlPlane::Send(const Frame& frame, Clock::time_point limit) {
+  const absl::Status status =
+      control::SendAll(link_.socket, control::Encode(frame), limit);
+  if (!absl::IsDeadlineExceeded(status)) return;
+  // Half a frame may be sent: nothing can follow it.
+  SetLost(GoneStatus(status));
+  shutdown(link_.socket.fd(), SHUT_RDWR);
+}
+
+void TcpControlPlane::SetLost(const absl::Status& status,
+                              std::optional<uint64_t> last_step) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!lost_.ok() || closing_) return;
+    lost_ = status;
+    if (step_failure_.ok()) {
+      step_failure_ = status;
+      untold_ = !last_step.has_value() || *last_step < step_;
+    }
+  }
+  changed_.notify_all();
+}
+
+void TcpControlPlane::ReadLoop() {
+  while (true) {
+    absl::StatusOr<Frame> frame =
+        control::ReceiveFrame(link_, Clock::time_point::max());
+    if (!frame.ok()) SetLost(GoneStatus(frame.status()));
+    if (!frame.ok() || !Dispatch(*frame)) break;
+    std::unique_lock lock(mutex_);
+    TellFailure(lock);
+  }
+  // The server waits for this before it ends.
+  shutdown(link_.socket.fd(), SHUT_WR);
+  std::unique_lock lock(mutex_);
+  read_all_ = true;
+  changed_.notify_all();
+  TellFailure(lock);
+}
+
+// Returns false if nothing more is to be read.
+bool TcpControlPlane::Dispatch(Frame& frame) {
+  switch (frame.type) {
+    case FrameType::kResult:
+      SetAnswer(frame);
+      return true;
+    case FrameType::kAborted:
+      SetAborted(frame);
+      return true;
+    case FrameType::kGone:
+      SetLost(control::PayloadStatus(frame.payload));
+      return false;
+    case FrameType::kGoodbye:
+      // Nobody failed: a step that rank 0 was in, and which needs no more
+      // collectives, may go on.
+      SetLost(absl::UnavailableError("rank 0 has closed its control plane"),
+              frame.step);
+      return false;
+    case FrameType::kHello:
+    case FrameType::kBegin:
+    case FrameType::kContribution:
+    case FrameType::kAbort:
+    case FrameType::kWelcome:
+    case FrameType::kRefused:
+    case FrameType::kChallenge:
+    case FrameType::kProof:
+    case FrameType::kAccepted:
+    case FrameType::kLater:
+      break;
+  }
+  SetLost(
+      GoneStatus(absl::UnavailableError("it does not keep to the protocol")));
+  return false;
+}
+
+void TcpControlPlane::SetAnswer(Frame& frame) {
+  {
+    std::lock_guard lock(mutex_);
+    if (frame.step != step_ || frame.sequence != sequence_) return;
+    answer_ = std::move(frame.payload);
+  }
+  changed_.notify_all();
+}
+
+void TcpControlPlane::SetAborted(Frame& frame) {
+  {
+    std::lock_guard lock(mutex_);
+    if (frame.step > step_) {
+      early_.emplace(frame.step, std::move(frame));
+    } else if (frame.step == step_ && step_failure_.ok()) {
+      TakeFailure(frame);
+    }
+  }
+  changed_.notify_all();
+}
+
+// The caller holds `mutex_`.
+void TcpControlPlane::TakeFailure(const Frame& aborted) {
+  step_failure_ = control::PayloadStatus(aborted.payload);
+  missed_ = aborted.sequence == control::kMissed;
+  untold_ = aborted.rank != rank_;
+}
+
+void TcpControlPlane::TellFailure(std::unique_lock<std::mutex>& lock) {
+  if (!untold_) return;
+  untold_ = false;
+  if (callback_ == nullptr || closing_) return;
+  const auto callback = callback_;
+  const uint64_t step = step_;
+  const absl::Status status = step_failure_;
+  telling_ = true;
+  lock.unlock();
+  callback(step, status);
+  lock.lock();
+  telling_ = false;
+  changed_.notify_all();
+}
+
+absl::Status CheckRendezvous(const TcpRendezvous& rendezvous) {
+  const int32_t size = rendezvous.world_size;
+  if (size < 1 || size > TcpRendezvous::kWorldSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world size ", size, " is not between 1 and ",
+                     TcpRendezvous::kWorldSizeMax));
+  }
+  if (rendezvous.rank < 0 || rendezvous.rank >= size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rendezvous.rank, " is not one of the ", size, " ranks"));
+  }
+  if (size > 1 && (rendezvous.host.empty() || rendezvous.port == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks cannot meet at \"",
+        control::AddressText(rendezvous.host, rendezvous.port), "\""));
+  }
+  return absl::OkStatus();
+}
+
+// Rank 0's way to the others. The link is closed before the server, which waits
+// for it.
+struct OwnServer {
+  std::unique_ptr<control::ControlServer> server;
+  Link link;
+};
+
+absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous) {
+  absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
+  if (!ends.ok()) return ends.status();
+  absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
+      control::ControlServer::Start(rendezvous, std::move(ends->second));
+  if (!server.ok()) return server.status();
+  OwnServer own{*std::move(server), Link{std::move(ends->first)}};
+  own.link.reader.set_payload_bytes_max(
+      control::kPayloadBytesMax);  // no stranger
+  return own;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
+    const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline) {
+  absl::Status status = CheckRendezvous(rendezvous);
+  if (!status.ok()) return status;
+  OwnServer own;
+  if (rendezvous.rank == 0) {
+    absl::StatusOr<OwnServer> started = StartServer(rendezvous);
+    if (!started.ok()) return started.status();
+    own = *std::move(started);
+    const absl::StatusOr<Frame> answer = control::Meet(
+        rendezvous, deadline, control::AnswerLimit(deadline), own.link);
+    if (!answer.ok()) return answer.status();
+    status = control::Verdict(*answer);
+    if (!status.ok()) return status;
+  } else {
+    absl::StatusOr<Link> link = control::ConnectAndMeet(rendezvous, deadline);
+    if (!link.ok()) return link.status();
+    own.link = *std::move(link);
+  }
+  auto plane = std::make_unique<TcpControlPlane>(
+      rendezvous, std::move(own.server), std::move(own.link));
+  status = plane->StartReading();
+  if (!status.ok()) return status;
+  return plane;
+}
+
+absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
+                           const absl::Status& reason,
+                           ControlPlane::Deadline deadline) {
+  if (rendezvous.rank != 0) {
+    return control::ConnectAndEndMeeting(rendezvous, reason, deadline).status();
+  }
+  const absl::Status status = CheckRendezvous(rendezvous);
+  if (!status.ok()) return status;
+  absl::StatusOr<OwnServer> own = StartServer(rendezvous);
+  if (!own.ok()) return own.status();
+  const absl::StatusOr<Frame> answer = control::EndMeeting(
+      rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);
+  return answer.ok() ? control::Verdict(*answer) : answer.status();
+}
+
+}  // namespace refit
