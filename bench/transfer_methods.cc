@@ -1,6 +1,7 @@
 #include "bench/transfer_methods.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <utility>
@@ -131,7 +132,7 @@ class CopyEngineBytesAlone : public TransferMethod {
       }
       absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
           rank.device().Import(reader.rest(), {size_bytes},
-                               Clock::time_point::max());
+                               std::chrono::steady_clock::time_point::max());
       if (!mapped.ok()) return mapped.status();
       // Where the receiver's segment of this sender lies does not matter for
       // the time; its tensors are larger than what one sender sends.
