@@ -142,7 +142,7 @@ run_frameworks() {
   step "frameworks: an RL loop"
   examples/grpo/run.sh --steps 30
   cmake --build --preset release --target refit_tools refit_package
-  for name in run vllm megatron trl jax verl skyrl nemo_rl; do
+  for name in run vllm megatron trl jax ray verl skyrl nemo_rl; do
     step "frameworks: $name"
     "tests/frameworks/$name.sh"
   done

@@ -14,7 +14,7 @@ class Trainer:
                                                           # torch.distributed world of trainers
 
     def unique_id(self):
-        return refit.rendezvous.unique_id()
+        return refit.rendezvous.ray_unique_id()           # with the address of this node
 
     def join(self, rank, id):
         self.model.reshard()
