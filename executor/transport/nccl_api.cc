@@ -78,7 +78,6 @@ const char* FindFunctions(void* handle, Api& api) {
   symbols.Find("ncclGetLastError", api.GetLastError);
   SymbolTable optional{handle};
   optional.Find("ncclBroadcast", api.Broadcast);
-  optional.Find("ncclAllGather", api.AllGather);
   optional.Find("ncclCommDestroy", api.CommDestroy);
   optional.Find("ncclCommFinalize", api.CommFinalize);
   optional.Find("ncclSetEncryption", api.SetEncryption);

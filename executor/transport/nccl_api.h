@@ -86,8 +86,6 @@ struct Api {
   Result (*CommDestroy)(Comm comm) = nullptr;
   Result (*Broadcast)(const void* from, void* to, size_t count, DataType type,
                       int root, Comm comm, CudaStream stream) = nullptr;
-  Result (*AllGather)(const void* from, void* to, size_t count, DataType type,
-                      Comm comm, CudaStream stream) = nullptr;
   Result (*SetEncryption)(const EncryptionConfig* config) = nullptr;
 
   int version = 0;      // as GetVersion says: 22809 is 2.28.9

@@ -108,11 +108,18 @@ TEST(DescriptorServerTest, ServerThatIsGoneIsNamed) {
 TEST(DescriptorServerTest, AChildOfTheServersProcessDoesNotHideItsEnd) {
   std::unique_ptr<DescriptorServer> server = *DescriptorServer::Start(OpenText);
   const std::string name = server->name();
+  int runs[2];
+  ASSERT_EQ(pipe(runs), 0);
   const pid_t child = fork();
   if (child == 0) {
+    (void)!write(runs[1], "", 1);
     pause();
     _exit(0);
   }
+  // The child has the listening socket until its first instructions drop it.
+  // A client that connects before that is told of a reset instead.
+  char byte;
+  ASSERT_EQ(read(runs[0], &byte, 1), 1);
   server.reset();
   const auto in_two_seconds =
       std::chrono::steady_clock::now() + std::chrono::seconds(2);
@@ -122,6 +129,7 @@ TEST(DescriptorServerTest, AChildOfTheServersProcessDoesNotHideItsEnd) {
           "the Unix socket @", name, " was not reached (Connection refused)")));
   kill(child, SIGKILL);
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  for (const int end : runs) close(end);
 }
 
 // As a profiler does, or a timer of the caller's.
