@@ -331,17 +331,13 @@ class Contest {
 
   Draft Fastest() && {
     const Stats& stats = draft_.stats;
-    const bool has_shapes = stats.network_bytes > 0 &&
-                            !stats.routes_between_hosts &&
+    const bool has_shapes = stats.routes_flows && !stats.routes_between_hosts &&
                             draft_.messages <= kMessagesTried;
     if (!has_shapes || !Start().ok()) return std::move(draft_);
     using Sizes = RoundShape::Sizes;
     for (const Sizes sizes : {Sizes::kEven, Sizes::kFitted}) {
-      if (stats.routes_flows) {
-        Try({.sizes = sizes, .all_in_turns = false});
-      }
+      Try({.sizes = sizes});
     }
-    Try({.sizes = limits_.shape.sizes, .all_in_turns = true});
     return std::move(draft_);
   }
 

@@ -387,8 +387,6 @@ struct RoundShape {
     kFitted,  // messages are of a size that what pairs send is a multiple of
   };
   Sizes sizes = Sizes::kFull;
-  // What nobody passes on goes in turns, too, as what ranks pass on does.
-  bool all_in_turns = false;
 };
 
 struct Limits {

@@ -76,6 +76,11 @@ class TreeChoices {
   double MostSent() const {
     return *std::max_element(sent_.begin(), sent_.end());
   }
+  // The rank that sends most.
+  Rank Busiest() const {
+    return Rank{static_cast<int32_t>(
+        std::max_element(sent_.begin(), sent_.end()) - sent_.begin())};
+  }
   double MeanSent() const {
     double sum = 0;
     for (const double bytes : sent_) sum += bytes;
@@ -212,15 +217,40 @@ bool ChooseTrees(const Module& module, int32_t wave, Flows& flows) {
   return !chosen.empty();
 }
 
+// How many ranks of other hosts the source sends to in a wave, if holders feed
+// every host.
+int64_t ReceiversOf(Rank source, int32_t wave, const Flows& flows) {
+  std::set<Rank> receivers;
+  for (const auto& [key, flow] : flows) {
+    if (key.wave != wave) continue;
+    const bool sends =
+        std::any_of(flow.begin(), flow.end(), [&](const auto& of) {
+          return std::binary_search(of.first.begin(), of.first.end(), source);
+        });
+    if (!sends) continue;
+    for (const Members& members : key.hosts) {
+      receivers.insert(members.begin(), members.end());
+    }
+  }
+  return std::ssize(receivers);
+}
+
 // Where some sources send more than others, and than ranks receive, has
 // receivers pass on what takes the busiest below that: one that has little to
-// pass on receives a share and sends it to the other hosts.
+// pass on receives a share and sends it to the other hosts. Not where the
+// messages of the busiest take longer to start than on the wire.
 void LevelSources(const Module& module, int32_t wave, Flows& flows,
                   RoutedPieces& routed) {
   TreeChoices choices(module, wave, flows);
   const double most_sent = choices.MostSent();
   const double target = std::max(choices.MostReceived(), choices.MeanSent());
   if (most_sent < target * kGainOfLeveling) return;
+  const double start_seconds =
+      kStagedRoundSeconds / module.limits.operations_per_round *
+      static_cast<double>(ReceiversOf(choices.Busiest(), wave, flows));
+  if (most_sent < start_seconds * module.topology.network_bytes_per_second) {
+    return;
+  }
   const std::vector<TreeChoice> chosen = choices.ChooseSpread(target);
   if (most_sent < std::max(target, choices.MostSent()) * kGainOfLeveling) {
     return;

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "compiler/ir/counting_sort.h"
-#include "compiler/passes/network_rounds.h"
+#include "compiler/passes/list_rounds.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/relayed_rounds.h"
 #include "compiler/passes/rounds.h"
 #include "plan/plan_file.h"
 
@@ -47,22 +46,36 @@ std::vector<PlacedMessage> PlacesInOrder(const Module& module) {
   return places;
 }
 
-// By message: the offsets that follow from the order of programs, so that the
-// file need not say them. What is held lies where it came.
-std::vector<StagingOffsets> OffsetsInOrder(
-    const Module& module, const std::vector<PlacedMessage>& places) {
+// Gives each message its place in the staging of both ends. In a round a rank
+// has one after the other what it receives and then what it sends, both in the
+// order of programs, so that the file need not say where. Consecutive rounds
+// use `turns` parts of the rank's staging, each as large as the largest round
+// needs. What is held lies where it came.
+void AssignStaging(const std::vector<PlacedMessage>& places, int32_t turns,
+                   Module& module) {
+  const auto world = static_cast<size_t>(module.world_size());
+  std::vector<int64_t> next(world), most(world, 0);
   // Apart from the messages, which are large and not in this order.
-  constexpr int64_t kHeld = -1;
-  std::vector<StagingOffsets> offsets(module.messages.size());
-  std::vector<int64_t> sizes(module.messages.size());
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    sizes[i] = AlignStaging(module.messages[i].size_bytes);
-    if (module.messages[i].is_held) offsets[i].source = kHeld;
+  struct OfMessage {
+    int64_t bytes = 0;
+    bool is_held = false;
+    int64_t source = 0;
+    int64_t destination = 0;
+  };
+  std::vector<OfMessage> offsets;
+  offsets.reserve(places.size());
+  for (const Message& message : module.messages) {
+    offsets.push_back({.bytes = message.mechanism == Mechanism::kDirect
+                                    ? 0
+                                    : AlignStaging(message.size_bytes),
+                       .is_held = message.is_held});
   }
-  std::vector<int64_t> next(static_cast<size_t>(module.world_size()));
   const auto take = [&](Rank rank, const PlacedMessage& place) {
     int64_t& end = next[IndexOf(rank)];
-    return std::exchange(end, end + sizes[place.number]);
+    const int64_t offset =
+        std::exchange(end, end + offsets[place.number].bytes);
+    most[IndexOf(rank)] = std::max(most[IndexOf(rank)], end);
+    return offset;
   };
   for (size_t begin = 0, end = 0; begin < places.size(); begin = end) {
     while (end < places.size() && places[end].round == places[begin].round) {
@@ -75,25 +88,41 @@ std::vector<StagingOffsets> OffsetsInOrder(
           take(places[i].destination, places[i]);
     }
     for (size_t i = begin; i < end; ++i) {
-      const Rank rank = places[i].source;
-      int64_t& source = offsets[places[i].number].source;
-      if (source == kHeld) continue;
-      source = take(rank, places[i]);
+      if (offsets[places[i].number].is_held) continue;
+      offsets[places[i].number].source = take(places[i].source, places[i]);
     }
   }
-  return offsets;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    Message& message = module.messages[i];
+    if (message.mechanism == Mechanism::kDirect) continue;
+    const int64_t turn = message.round % turns;
+    message.source_staging_offset =
+        message.is_held
+            ? module.messages[message.fed_by.begin].destination_staging_offset
+            : offsets[i].source + turn * most[IndexOf(message.source)];
+    message.destination_staging_offset =
+        offsets[i].destination + turn * most[IndexOf(message.destination)];
+  }
 }
 
-// Where a wave is among others.
-struct WavePlace {
-  bool follows = false;  // the wave before has messages
-  bool is_last = false;
+// How far the rounds so far go.
+struct RoundsEnd {
+  int32_t all = 0;
+  int32_t not_dealt = 0;  // those from here on only deal out
+
+  void Add(const Message& message) {
+    all = std::max(all, message.round + 1);
+    if (!IsBesideNetwork(message)) {
+      not_dealt = std::max(not_dealt, message.round + 1);
+    }
+  }
 };
 
 // Places the messages of one wave, in rounds after all so far: but the first of
 // the network has what the wave before deals out last.
 void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
-               const WavePlace& place, Scheduler& scheduler) {
+               bool is_last, RoundsEnd& end, RoundLoads& loads) {
+  const RoundsEnd before = end;
   // One route after the other: a round is one group on one communicator, and
   // only one communicator is in use at a time. What the network brought is
   // relayed inside hosts when all of it is there.
@@ -118,18 +147,19 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     if (messages.empty()) continue;
     const Mechanism mechanism = module.MechanismOf(route);
     if (mechanism == Mechanism::kDirect) {
-      scheduler.PlaceDirect(messages);
-    } else {
-      scheduler.StartRoute(route == Route::kNetwork && place.follows);
-      SortByShift(module, messages);
-      if (route == Route::kNetwork) {
-        PlaceOverNetwork(module, messages, place.is_last, scheduler);
-      } else {
-        PlaceRelayed(module, messages, route, /*most_each_way=*/std::nullopt,
-                     scheduler);
+      for (Message* message : messages) {
+        message->round = end.all + message->pipeline_round;
       }
+    } else {
+      const bool follows = route == Route::kNetwork && end.all == before.all;
+      PlaceStaged(module, messages, follows ? end.not_dealt : end.all, is_last,
+                  loads);
     }
-    module.rounds.resize(static_cast<size_t>(scheduler.round_count()),
+    for (const Message* message : messages) {
+      end.Add(*message);
+      for (const Message& held : DealtBy(module, *message)) end.Add(held);
+    }
+    module.rounds.resize(static_cast<size_t>(end.all),
                          {.route = route, .mechanism = mechanism});
   }
 }
@@ -224,21 +254,18 @@ void DeferStores(Module& module) {
 
 absl::Status ScheduleRounds(const PassOptions&, Module& module) {
   DeferStores(module);
-  Scheduler scheduler(module, StagingTurns(module));
+  const int32_t turns = StagingTurns(module);
+  RoundLoads loads(module, turns);
+  RoundsEnd end;
   std::vector<std::vector<Message*>> waves(static_cast<size_t>(module.waves));
   for (Message& message : module.messages) {
     waves[static_cast<size_t>(message.wave)].push_back(&message);
   }
   for (size_t wave = 0; wave < waves.size(); ++wave) {
-    PlaceWave(module, waves[wave],
-              {.follows = wave > 0 && !waves[wave - 1].empty(),
-               .is_last = wave + 1 == waves.size()},
-              scheduler);
+    PlaceWave(module, waves[wave], wave + 1 == waves.size(), end, loads);
   }
   const std::vector<PlacedMessage> places = PlacesInOrder(module);
-  scheduler.AssignStaging(module.is_compact ? OffsetsInOrder(module, places)
-                                            : std::vector<StagingOffsets>(),
-                          module.messages);
+  AssignStaging(places, turns, module);
   module.message_order.reserve(places.size());
   for (const PlacedMessage& place : places) {
     module.message_order.push_back(place.number);

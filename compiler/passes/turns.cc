@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 
 #include "absl/container/flat_hash_map.h"
 
@@ -98,65 +97,10 @@ class TurnFinder {
   std::array<std::vector<int32_t>, 2> at_;
 };
 
-// More turns than these in one round are not looked at: the search grows with
-// their square.
-constexpr int32_t kTogetherMost = 64;
-
-// The least that the first turns take, with a number of them in their last
-// round, and how many are in the round before that; 0: there is none.
-struct Best {
-  double seconds = std::numeric_limits<double>::infinity();
-  int32_t before = 0;
-};
-
 }  // namespace
 
 std::vector<int32_t> TurnsOf(absl::Span<const std::pair<Rank, Rank>> messages) {
   return TurnFinder(messages).Find();
-}
-
-std::vector<int32_t> RoundsOfTurns(int32_t turns, int32_t most_together,
-                                   const TurnSeconds& seconds, bool ends) {
-  if (turns == 0) return {};
-  const int32_t most = std::min({turns, most_together, kTogetherMost});
-  // By how many turns are done, and how many of these are in the last round.
-  std::vector<std::vector<Best>> best(IndexOf(turns) + 1,
-                                      std::vector<Best>(IndexOf(most) + 1));
-  for (int32_t done = 1; done <= turns; ++done) {
-    for (int32_t last = 1; last <= std::min(most, done); ++last) {
-      const double network = last * seconds.network + kStagedRoundSeconds;
-      Best& of = best[IndexOf(done)][IndexOf(last)];
-      if (last == done) of.seconds = network;
-      for (int32_t before = 1; before <= std::min(most, done - last);
-           ++before) {
-        const double total =
-            best[IndexOf(done - last)][IndexOf(before)].seconds +
-            std::max(network, before * seconds.dealt);
-        if (total < of.seconds) of = {.seconds = total, .before = before};
-      }
-    }
-  }
-  const auto total_with = [&](int32_t last) {
-    return best.back()[IndexOf(last)].seconds +
-           (ends ? last * seconds.dealt : 0);
-  };
-  int32_t last = 1;
-  for (int32_t together = 2; together <= most; ++together) {
-    if (total_with(together) < total_with(last)) last = together;
-  }
-  std::vector<int32_t> together;  // from the last round back
-  for (int32_t done = turns; last > 0;) {
-    together.push_back(last);
-    const int32_t before = best[IndexOf(done)][IndexOf(last)].before;
-    done -= last;
-    last = before;
-  }
-  std::vector<int32_t> rounds;
-  for (size_t round = 0; round < together.size(); ++round) {
-    rounds.insert(rounds.end(), IndexOf(together[together.size() - 1 - round]),
-                  static_cast<int32_t>(round));
-  }
-  return rounds;
 }
 
 }  // namespace refit

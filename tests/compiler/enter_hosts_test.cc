@@ -157,6 +157,28 @@ TEST(EnterHostsTest, AJobThatSaysWhoDealsIsTold) {
             std::string::npos);
 }
 
+// Sixteen sources, of which two have nothing and the others two rows each, feed
+// two replicas of eight ranks on other hosts: a source sends 16 / 14 of what a
+// rank receives. Returns the bytes that ranks pass on.
+uint64_t BytesPassedOn(int64_t columns) {
+  const std::string rows = absl::StrCat(R"({"name": "w", "shape": [28, )",
+                                        columns, R"(], "dtype": "bf16"})");
+  const std::string replicas =
+      R"x({"layout": "generic", "meshes": {"m": {"axes": {"dp": 2, "tp": 8}}},
+      "tensors": [{"match": "*", "mesh": "m",
+                   "placements": ["Replicate", "Shard(1)"]}]})x";
+  const PlanFile plan =
+      OpenJob(GenericJob(rows, GenericSide(16, "Shard(0)"), replicas,
+                         R"(, "topology": {"gpus_per_host": 1})"));
+  return plan.body().stats()->relayed_bytes();
+}
+
+TEST(LevelingTest, SourcesAreLeveledWhereBytesTakeTheirTime) {
+  EXPECT_GT(BytesPassedOn(1 << 22), uint64_t{0});
+  // Here messages take longer to start than on the wire.
+  EXPECT_EQ(BytesPassedOn(1 << 15), uint64_t{0});
+}
+
 // Sets of ranks that contain each other, or have none in common, are divided so
 // that no other division has a less busy busiest rank: the busiest set says how
 // busy one must be.

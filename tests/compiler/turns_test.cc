@@ -46,29 +46,5 @@ TEST(TurnsTest, NoRankHasTwoMessagesInATurn) {
   }
 }
 
-std::vector<int32_t> Rounds(int32_t turns, int32_t most,
-                            const TurnSeconds& seconds, bool ends) {
-  return RoundsOfTurns(turns, most, seconds, ends);
-}
-
-// A round costs its start, so that as many turns share it as may.
-TEST(TurnsTest, RoundsAreFullWhereOthersFollow) {
-  EXPECT_EQ(Rounds(6, 3, {.network = 1e-3, .dealt = 1e-4}, /*ends=*/false),
-            (std::vector<int32_t>{0, 0, 0, 1, 1, 1}));
-  EXPECT_EQ(Rounds(2, 3, {.network = 1e-3, .dealt = 1e-4}, /*ends=*/false),
-            (std::vector<int32_t>{0, 0}));
-  EXPECT_TRUE(Rounds(0, 3, {.network = 1e-3, .dealt = 1e-4}, true).empty());
-}
-
-// What comes in the last round is dealt out alone: one turn, if that takes
-// longer than a round takes to start.
-TEST(TurnsTest, RoundsGetShorterTowardsTheEnd) {
-  EXPECT_EQ(Rounds(6, 3, {.network = 1e-3, .dealt = 4.5e-4}, /*ends=*/true),
-            (std::vector<int32_t>{0, 0, 0, 1, 1, 2}));
-  // Too little for another round.
-  EXPECT_EQ(Rounds(6, 3, {.network = 1e-3, .dealt = 1e-5}, /*ends=*/true),
-            (std::vector<int32_t>{0, 0, 0, 1, 1, 1}));
-}
-
 }  // namespace
 }  // namespace refit
