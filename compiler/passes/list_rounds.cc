@@ -323,6 +323,15 @@ void ListScheduler::SetLimits(const Totals& totals, bool ends, Route route) {
   } else if (totals.routes || totals.relayed_bytes > 0) {
     direction_bytes_ = std::max(room, most_bytes_);
   }
+  const double part_of_operations =
+      static_cast<double>(limits.operations_per_round) /
+      static_cast<double>(MostOf(totals.operations));
+  if (!totals.between_hosts && totals.dealt_bytes == 0 &&
+      part_of_operations < std::min(part_of_staging, 1.0)) {
+    direction_bytes_ = std::min(
+        direction_bytes_, WholeMessages(static_cast<int64_t>(
+                              part_of_operations * static_cast<double>(most))));
+  }
   small_direction_bytes_ = totals.between_hosts
                                ? direction_bytes_
                                : std::max(room, direction_bytes_);
