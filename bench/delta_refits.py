@@ -1,4 +1,5 @@
-"""Times refits of a plan with `options.delta` between GPUs of a host, by the share of elements that changed.
+"""Times refits of a plan with `options.delta` between GPUs of a host, by the share of elements that changed. The job says
+`"peer": "staged"`, because direct rounds leave nothing out.
 
     refitc job.json -o plan.refit
     python bench/delta_refits.py plan.refit 0 & python bench/delta_refits.py plan.refit 1    # … a process for each rank

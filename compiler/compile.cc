@@ -52,12 +52,6 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
         "options.direct is \"pull\" beside options.peer \"staged\": no round "
         "is direct; wanted \"push\", or options.peer \"direct\"");
   }
-  if (options.delta.value.enabled && limits.direct_pulls) {
-    diagnostics.Error(
-        options.direct.place,
-        "options.direct is \"pull\" beside options.delta: a rank that reads "
-        "does not know what changed; wanted \"push\", or no delta");
-  }
   if (options.delta.value.enabled && options.fan_out.given &&
       options.fan_out.value == FanOutKind::kRelay) {
     diagnostics.Error(
@@ -84,7 +78,8 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
 // that is missing up to half of what a refit sends.
 constexpr uint8_t kRungs[] = {7, 6, 5, 4, 3, 2, 1};
 
-// How staged rounds leave out what did not change. Reports what cannot.
+// How staged rounds leave out what did not change. Reports what cannot. Without
+// staged rounds the plan is dense.
 void DeclareDelta(const Job& job, Diagnostics& diagnostics, Module& module) {
   if (!module.delta.has_value()) return;
   const auto refuse = [&](const std::string& why) {
@@ -102,8 +97,11 @@ void DeclareDelta(const Job& job, Diagnostics& diagnostics, Module& module) {
       [&](const Message& message) {
         return module.rounds[message.round].mechanism == Mechanism::kStaged;
       });
-  if (!stages) return;
-  module.delta->rungs.assign(std::begin(kRungs), std::end(kRungs));
+  if (stages) {
+    module.delta->rungs.assign(std::begin(kRungs), std::end(kRungs));
+  } else {
+    module.delta.reset();
+  }
 }
 
 // The rank that exchanges with the most ranks of other hosts.
@@ -192,6 +190,7 @@ struct Draft {
   Stats stats;
   size_t messages = 0;
   MostPeers most_peers;
+  bool has_deltas = false;
 };
 
 // What all drafts of a job begin with.
@@ -285,6 +284,7 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();
+  draft.has_deltas = module.delta.has_value();
   if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
   return draft;
 }
@@ -431,7 +431,7 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
     }
     Draft fastest =
         Contest(job, *inputs, limits, options, *std::move(draft)).Fastest();
-    if (job.options.delta.value.enabled) {
+    if (fastest.has_deltas) {
       without_delta =
           SecondsWithoutDelta(job, *inputs, fastest.stats.predicted_seconds);
     }

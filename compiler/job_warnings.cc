@@ -302,8 +302,10 @@ std::vector<bool> HookedParams(const Module& module) {
   return hooked;
 }
 
-// Bytes that travel in every refit, whatever changed, by reason.
+// Bytes of staged messages that travel in every refit, whatever changed, by
+// reason.
 struct AlwaysSent {
+  int64_t of = 0;      // all of these bytes
   int64_t cast = 0;    // by receivers, which hold something else then
   int64_t hooked = 0;  // likewise, once post-hooks rewrote them
   int64_t small = 0;   // messages too small to gain anything
@@ -314,19 +316,18 @@ struct AlwaysSent {
 // As the executor decides it (executor/delta), if workers mark all tensors.
 AlwaysSent BytesAlwaysSent(const Module& module) {
   const std::vector<bool> hooked = HookedParams(module);
-  // By contents, of staged messages and of direct ones, which senders cast.
-  std::vector<std::optional<AlwaysSent>> staged(module.contents.size());
-  std::vector<std::optional<AlwaysSent>> direct(module.contents.size());
+  std::vector<std::optional<AlwaysSent>> by_contents(module.contents.size());
   AlwaysSent all;
   for (const Message& message : module.messages) {
-    const bool is_staged = message.mechanism == Mechanism::kStaged;
-    if (is_staged && message.size_bytes < static_cast<int64_t>(WholeBelowBytes(
-                                              module.limits.bucket_bytes))) {
+    if (message.mechanism != Mechanism::kStaged) continue;
+    all.of += message.size_bytes;
+    if (message.size_bytes <
+        static_cast<int64_t>(WholeBelowBytes(module.limits.bucket_bytes))) {
       all.small += message.size_bytes;
       continue;
     }
     const auto contents = static_cast<size_t>(message.contents);
-    std::optional<AlwaysSent>& of = (is_staged ? staged : direct)[contents];
+    std::optional<AlwaysSent>& of = by_contents[contents];
     if (!of.has_value()) {
       of.emplace();
       for (const Packed& packed : module.contents[contents]) {
@@ -335,7 +336,7 @@ AlwaysSent BytesAlwaysSent(const Module& module) {
             packed.box.Volume() * DTypeBytes(piece.wire_dtype);
         if (hooked[IndexOf(piece.param)]) {
           of->hooked += bytes;
-        } else if (is_staged && piece.wire_dtype != piece.destination_dtype) {
+        } else if (piece.wire_dtype != piece.destination_dtype) {
           of->cast += bytes;
         }
       }
@@ -346,32 +347,39 @@ AlwaysSent BytesAlwaysSent(const Module& module) {
   return all;
 }
 
-// Of deltas that send much of a refit's bytes whatever changed.
+// Of deltas that have nothing to leave out, or send much whatever changed.
 void WarnOfAlwaysSent(const Located<DeltaSpec>& delta, const Module& module,
                       Diagnostics& diagnostics) {
   if (!delta.value.enabled) return;
-  int64_t moved = 0;
-  for (const Message& message : module.messages) moved += message.size_bytes;
+  if (!module.delta.has_value()) {
+    diagnostics.Warning(
+        delta.place,
+        "options.delta has no effect: no round is staged, and direct rounds "
+        "always move everything; wanted no delta, or options.peer \"staged\"");
+    return;
+  }
   const AlwaysSent always = BytesAlwaysSent(module);
   const auto percent = [&](int64_t bytes) {
-    return 100 * static_cast<double>(bytes) / static_cast<double>(moved);
+    return 100 * static_cast<double>(bytes) / static_cast<double>(always.of);
   };
-  if (moved == 0 || percent(always.sum()) < kMuchAlwaysSentPercent) return;
+  if (always.of == 0 || percent(always.sum()) < kMuchAlwaysSentPercent) {
+    return;
+  }
   std::vector<std::string> reasons;
   const auto add = [&](int64_t bytes, std::string_view reason) {
     if (bytes == 0) return;
     reasons.push_back(absl::StrFormat("%.1f %% %s", percent(bytes), reason));
   };
-  add(always.cast, "are cast by receivers of staged messages");
+  add(always.cast, "are cast by receivers");
   add(always.hooked, "are rewritten by post-hooks");
   add(always.small,
-      absl::StrFormat("are in staged messages below %d bytes",
+      absl::StrFormat("are in messages below %d bytes",
                       WholeBelowBytes(module.limits.bucket_bytes)));
   diagnostics.Warning(
       delta.place,
       absl::StrFormat(
-          "with options.delta %.1f %% of the bytes travel in each refit all "
-          "the same: %s; wanted %sno delta",
+          "with options.delta %.1f %% of the bytes of staged messages travel "
+          "in each refit all the same: %s; wanted %sno delta",
           percent(always.sum()), absl::StrJoin(reasons, ", "),
           always.cast > 0 ? "the source's dtype at the destination, or " : ""));
 }

@@ -60,14 +60,12 @@ Span& Extend(Spans& spans, int32_t peer, size_t round) {
   return span;
 }
 
-// Sets `beside`. Deltas take rounds in their order, and who reads what a rank
-// stored hears of it from one stream.
+// Sets `beside`. Who reads what a rank stored hears of it from one stream.
 void PutBeside(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
                const PeerTensors& peers, std::vector<DirectEnds>& ends) {
   const std::vector<RoundWork>& rounds = schedule.rounds();
   if (schedule.Stages() || !schedule.quantizes().empty() ||
-      plan.body().delta() != nullptr || PassesOn(plan, rank) ||
-      !peers.pulled_slots.empty()) {
+      PassesOn(plan, rank) || !peers.pulled_slots.empty()) {
     return;
   }
   uint64_t here = 0;

@@ -12,7 +12,6 @@
 #include "executor/copies/round_copies.h"
 #include "executor/delta/bitmaps.h"
 #include "executor/delta/delta_rounds.h"
-#include "executor/delta/merge_agreement.h"
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
@@ -58,13 +57,6 @@ bool HasPostHooks(const PlanFile& plan) {
   return std::any_of(buffers.begin(), buffers.end(), [](const auto* buffer) {
     return buffer->post_hooks() != nullptr && buffer->post_hooks()->size() > 0;
   });
-}
-
-// Whether refits of the plan may be deltas over this transport.
-bool HasDeltas(const PlanFile& plan, const Transport& transport) {
-  const fb::Delta* const delta = plan.body().delta();
-  return delta != nullptr &&
-         (transport.ReachesPeerMemory() || HasRungs(plan.body()));
 }
 
 // What to call before `call`, which the rank called while in `state`.
@@ -160,9 +152,8 @@ Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
           options.transport->ReachesPeerMemory() ? DirectRounds::kStored
                                                  : DirectRounds::kSent)),
       post_hooks_(AssignPostHooks(TensorTable(plan, options.rank), {}).hooks),
-      versions_(HasDeltas(plan, *options.transport)
-                    ? std::make_unique<RefitVersions>(plan)
-                    : nullptr),
+      versions_(HasRungs(plan.body()) ? std::make_unique<RefitVersions>(plan)
+                                      : nullptr),
       enqueuer_(std::make_unique<RefitEnqueuer>(
           *schedule_, options_, versions_ != nullptr,
           plan.body().limits()->direct_multiprocessors())) {}
@@ -230,18 +221,14 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
     take(scratch_, device.Allocate(ScratchBytes(plan_, options_.rank)));
     if (made.ok() && versions_ != nullptr &&
         plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot) {
-      const uint64_t bytes = SnapshotBytes(plan_, options_.rank);
-      const bool on_host = options_.snapshot_on_host || device.IsHost();
-      take(snapshot_,
-           on_host ? device.AllocateOnHost(bytes) : device.Allocate(bytes));
+      take(snapshot_, device.Allocate(SnapshotBytes(plan_, options_.rank)));
       if (!made.ok()) {
         made = absl::Status(
             made.code(),
             absl::StrCat(
                 "the snapshot of what this rank sends: ", made.message(),
-                on_host ? "; " : "; snapshot_on_host puts it there, and ",
-                "options.delta with \"changes\": \"bitmap\" needs none, but "
-                "1/16 of that from the worker"));
+                "; options.delta with \"changes\": \"bitmap\" needs "
+                "none, but 1/16 of that from the worker"));
       }
     }
   }
@@ -260,13 +247,6 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   if (missed && state_ == ExecutorState::kBound) state_ = ExecutorState::kTorn;
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
-  if (versions_ != nullptr && HasRungs(plan_.body())) {
-    absl::StatusOr<std::vector<uint8_t>> powers =
-        AgreeOnMerged(StagedDeltas(plan_, options_.rank, *schedule_),
-                      *options_.transport, deadline);
-    if (!powers.ok()) return WithRank(powers.status(), options_.rank);
-    merge_powers_ = *std::move(powers);
-  }
   SetNotices(NoticeKind::kHosts, options_.transport->notices());
   enqueuer_->Connected(
       !options_.transport->FirstWithoutRecording().has_value());
@@ -303,11 +283,11 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   copies->batches[RankSchedule::kHookBatch] = hooks;
   DeltaRounds delta;
   if (versions_ != nullptr) {
-    const absl::Status added = AddDeltaRounds(
-        plan_, options_.rank, *schedule_, bound_->peers,
-        BitmapsByEntry(plan_, options_.rank, tensors),
-        snapshot_ == nullptr ? nullptr : snapshot_->data(), staging_->data(),
-        merge_powers_, *options_.device, *copies, delta);
+    const absl::Status added =
+        AddDeltaRounds(plan_, options_.rank, *schedule_,
+                       BitmapsByEntry(plan_, options_.rank, tensors),
+                       snapshot_ == nullptr ? nullptr : snapshot_->data(),
+                       staging_->data(), *options_.device, *copies, delta);
     if (!added.ok()) return added;
   }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
@@ -511,7 +491,6 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   post_hooks_ = std::move(assigned.hooks);
   NoticeBound();
   NoticeDelta();
-  NoticeNoEffect();
   if (first) state_ = ExecutorState::kBound;
   if (!together) return absl::OkStatus();
   // Now all ranks are connected and here, whom NCCL asks while it records.
@@ -555,6 +534,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   delta_report_.reset();
   const bool is_captured = capturing.ok() && *capturing;
   bool check = options.check;
+  bool is_delta = false;
   absl::Status status;
   if (versions_ != nullptr && !is_captured) {
     const absl::StatusOr<size_t> rung = FindRung(stream, options, deadline);
@@ -562,7 +542,8 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
       return versions_->Agree(options.dense, rung, *options_.transport,
                               deadline);
     });
-    check |= versions_->is_delta() && plan_.body().delta()->check();
+    is_delta = versions_->is_delta();
+    check |= is_delta && plan_.body().delta()->check();
   }
   checks_ = check || (in_flight && checks_);
   deadline_ = deadline;
@@ -575,16 +556,14 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   if (status.ok() && is_captured) status = CheckCapture(options.check);
   if (status.ok()) {
     status = enqueuer_->Enqueue(
-        stream, {.in_flight = in_flight,
-                 .check = check ? bound_->check.get() : nullptr,
-                 .kind = versions_ == nullptr    ? RefitKind::kPlain
-                         : versions_->is_delta() ? RefitKind::kDelta
-                                                 : RefitKind::kDense,
-                 .rung = versions_ == nullptr ? 0 : versions_->rung(),
-                 .direct_multiprocessors =
-                     options.direct_multiprocessors > 0
-                         ? options.direct_multiprocessors
-                         : plan_.body().limits()->direct_multiprocessors()});
+        stream,
+        {.in_flight = in_flight,
+         .check = check ? bound_->check.get() : nullptr,
+         .rung = is_delta ? std::optional(versions_->rung()) : std::nullopt,
+         .direct_multiprocessors =
+             options.direct_multiprocessors > 0
+                 ? options.direct_multiprocessors
+                 : plan_.body().limits()->direct_multiprocessors()});
     counters_ = enqueuer_->counters();
   }
   counters_.scratch_bytes = scratch_->size_bytes();
@@ -610,7 +589,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
 absl::StatusOr<size_t> Executor::FindRung(Stream stream,
                                           const RunOptions& options,
                                           Deadline deadline) {
-  if (!HasRungs(plan_.body()) || !versions_->MayBeDelta() || options.dense ||
+  if (!versions_->MayBeDelta() || options.dense ||
       !CheckTensors(options).ok()) {
     return 0;
   }
@@ -696,43 +675,12 @@ absl::Status Executor::CompareStates() {
 
 void Executor::NoticeDelta() {
   std::vector<std::string> texts;
-  if (plan_.body().delta() != nullptr && versions_ == nullptr) {
-    const bool compares =
-        plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot;
-    texts.push_back(absl::StrCat(
-        "all refits are dense",
-        compares ? "" : " and leave bitmaps as they are",
-        ", since this transport sends what direct rounds would store; "
-        "options.peer \"staged\" makes a plan that sends only what changed"));
-  }
-  if (versions_ != nullptr && !bound_->peers.pulled_by.empty()) {
-    const std::set<int32_t>& by = bound_->peers.pulled_by;
-    texts.push_back(
-        absl::StrCat("all that rank ", options_.rank, " sends to ",
-                     RanksText(std::vector<int32_t>(by.begin(), by.end())),
-                     " is moved in each refit, since they read its tensors"));
-  }
   if (versions_ != nullptr && plan_.side(options_.rank) == fb::Side::kSource &&
       plan_.body().delta()->changes() == fb::DeltaChanges::kBitmap) {
     std::string whole = SentWhole(plan_, options_.rank, bound_->tensors);
     if (!whole.empty()) texts.push_back(std::move(whole));
   }
   SetNotices(NoticeKind::kNotDelta, texts);
-}
-
-void Executor::NoticeNoEffect() {
-  std::vector<std::string> texts;
-  const bool compares =
-      versions_ != nullptr &&
-      plan_.body().delta()->changes() == fb::DeltaChanges::kSnapshot;
-  if (options_.snapshot_on_host && (!compares || options_.device->IsHost())) {
-    texts.push_back(absl::StrCat(
-        "snapshot_on_host has no effect: ",
-        compares ? "this rank's tensors are in host memory, and so is its "
-                   "snapshot"
-                 : "refits of this plan compare with no snapshot"));
-  }
-  SetNotices(NoticeKind::kNoEffect, texts);
 }
 
 // The refit is over on all ranks: it is the base of the next one.

@@ -24,9 +24,7 @@ bool IsQuantizer(const PlanFile& plan, int32_t rank) {
 }
 
 bool MayPull(const PlanFile& plan) {
-  if (plan.body().delta() != nullptr || plan.body().limits()->direct_pulls()) {
-    return false;
-  }
+  if (plan.body().limits()->direct_pulls()) return false;
   for (int32_t rank = plan.source_ranks(); rank < plan.world_size(); ++rank) {
     if (IsQuantizer(plan, rank)) return true;
   }

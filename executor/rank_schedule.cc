@@ -32,12 +32,7 @@ RankSchedule::RankSchedule(const PlanFile& plan, int32_t rank,
   const fb::Body& body = plan.body();
   const fb::RankProgram& program = *body.programs()->Get(rank);
   const MessageVector& messages = plan.messages().Of(program);
-  round_staging_bytes_ = program.staging_bytes();
-  if (round_staging_bytes_ > 0 && HasRungs(body)) {
-    round_staging_bytes_ =
-        std::max(round_staging_bytes_, kDeltaStagingBytesMin);
-  }
-  staging_bytes_ = round_staging_bytes_;
+  staging_bytes_ = program.staging_bytes();
   const auto peer_of = [&](const fb::Message& message) {
     return static_cast<int32_t>(PeerOf(body, program, message));
   };

@@ -34,6 +34,10 @@ struct RoundWork {
   // As the rank does it: staged also for a part of a direct round.
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
   bool is_part = false;
+  // Whether it is a staged round of the plan.
+  bool IsStagedRound() const {
+    return mechanism == fb::Mechanism::kStaged && !is_part;
+  }
   // Its range of operations() and of parts().
   uint32_t operations_begin = 0;
   uint32_t operations_count = 0;
@@ -87,12 +91,6 @@ class RankSchedule {
   fb::Route RouteOf(uint32_t operation) const { return routes_[operation]; }
   // What the parts above need.
   uint64_t staging_bytes() const { return staging_bytes_; }
-  // The first of these bytes, that staged rounds use; those of messages that
-  // are sent in parts lie behind them. What the plan says; with delta refits
-  // kDeltaStagingBytesMin at least, or a rank of small rounds would keep all
-  // others from merging theirs (delta/merged_rounds.h).
-  uint64_t round_staging_bytes() const { return round_staging_bytes_; }
-  static constexpr uint64_t kDeltaStagingBytesMin = 1 << 20;
   bool QuantizesBesideRounds() const;
   const std::vector<QuantizeLaunch>& quantizes() const { return quantizes_; }
   static constexpr size_t kFillBatch = 0;  // zeroes the padding
@@ -136,7 +134,6 @@ class RankSchedule {
   std::vector<MessagePart> parts_;
   std::vector<fb::Route> routes_;  // by operation
   uint64_t staging_bytes_ = 0;
-  uint64_t round_staging_bytes_ = 0;
   bool packs_ = false;
   bool unpacks_ = false;
   size_t batches_ = kHookBatch + 1;

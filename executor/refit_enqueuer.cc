@@ -24,19 +24,16 @@ DeviceUse AtMost(uint32_t multiprocessors) {
 
 }  // namespace
 
-struct RefitEnqueuer::StagedEvents {
-  std::unique_ptr<DeviceEvent> packed;
-  std::unique_ptr<DeviceEvent> exchanged;
-  std::unique_ptr<DeviceEvent> unpacked;
-};
-
 struct RefitEnqueuer::TimedPart {
   std::unique_ptr<DeviceTimer> timer;  // null: rounds are not timed
   bool is_used = false;                // by the last refit
 };
 
-struct RefitEnqueuer::RoundEvents : StagedEvents {
+struct RefitEnqueuer::RoundEvents {
   RoundRangeText range_text;
+  std::unique_ptr<DeviceEvent> packed;
+  std::unique_ptr<DeviceEvent> exchanged;
+  std::unique_ptr<DeviceEvent> unpacked;
   std::unique_ptr<DeviceEvent> stored;  // by peers, in rounds before it
   TimedPart pack;
   TimedPart move;
@@ -85,15 +82,6 @@ absl::Status RefitEnqueuer::CreateStreams() {
     status.Update(make(move_timer_, device_.CreateTimer()));
     status.Update(make(keep_timer_, device_.CreateTimer()));
     status.Update(ReserveTimes());
-  }
-  merged_events_.clear();
-  const bool merges = has_deltas_ && schedule_.Stages();
-  const size_t parts = merges ? RoundMerger::kParts : 0;
-  for (size_t part = 0; part < parts; ++part) {
-    StagedEvents& events = merged_events_.emplace_back();
-    status.Update(make(events.packed, device_.CreateEvent()));
-    status.Update(make(events.exchanged, device_.CreateEvent()));
-    status.Update(make(events.unpacked, device_.CreateEvent()));
   }
   quantize_events_.clear();
   if (!schedule_.quantizes().empty()) {
@@ -205,13 +193,13 @@ absl::Status RefitEnqueuer::RecordRounds() {
   return on_wire.ok() ? recorded_ : on_wire;
 }
 
-absl::Status RefitEnqueuer::EnqueueBatches(absl::Span<const size_t> batches,
-                                           Stream stream) {
-  for (const size_t batch : batches) {
-    absl::Status status = rounds_.copies->Enqueue(batch, stream);
-    if (!status.ok()) return status;
+// What the next refit of a plan with deltas needs.
+absl::Status RefitEnqueuer::EnqueueAfter(Stream stream) {
+  const DeltaRounds& delta = rounds_.delta;
+  if (delta.compares && IsCoded() && delta.staged->ChangedLittle()) {
+    return delta.staged->EnqueueKeep(stream);
   }
-  return absl::OkStatus();
+  return EnqueueBatch(delta.after, stream);
 }
 
 absl::Status RefitEnqueuer::Enqueue(Stream stream,
@@ -223,13 +211,10 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   wire_time_.Restart();
   apply_time_.Restart();
   direct_multiprocessors_ = options.direct_multiprocessors;
-  kind_ = options.kind;
-  const RefitBatches* const batches = kind_ == RefitKind::kPlain ? nullptr
-                                      : kind_ == RefitKind::kDelta
-                                          ? &rounds_.delta.delta
-                                          : &rounds_.delta.dense;
-  if (StagedDeltas* const staged = rounds_.delta.staged.get()) {
-    staged->Take(kind_ == RefitKind::kDelta ? options.rung : staged->rungs());
+  is_delta_ = options.rung.has_value();
+  StagedDeltas* const staged = rounds_.delta.staged.get();
+  if (staged != nullptr) {
+    staged->Take(options.rung.value_or(staged->rungs()));
     if (!options.in_flight) codes_ = false;
     codes_ |= IsCoded();
   }
@@ -243,11 +228,8 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   // They use the same staging. A graph may not wait for what is outside of it.
   if (options.in_flight && !*capturing) status = ended_->Await(stream);
   if (!status.ok()) return status;
-  if (batches != nullptr) {
-    status = EnqueueBatches(batches->before, stream);
-    status.Update(move_timer_->Start(stream));
-    if (!status.ok()) return status;
-  }
+  if (staged != nullptr) status = move_timer_->Start(stream);
+  if (!status.ok()) return status;
   // What is recorded digests nothing. All ranks decide alike.
   Choose(check_ != nullptr && check_->DigestsScratch());
   if (check_ != nullptr) {
@@ -260,16 +242,11 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   } else {
     status = Replay(stream);
   }
-  if (batches != nullptr) status.Update(move_timer_->Stop(stream));
+  if (staged != nullptr) status.Update(move_timer_->Stop(stream));
   if (status.ok() && check_ != nullptr) status = check_->End(stream);
-  if (batches != nullptr && status.ok()) {
+  if (staged != nullptr && status.ok()) {
     status.Update(keep_timer_->Start(stream));
-    status.Update(EnqueueBatches(batches->after, stream));
-    if (IsCoded() && rounds_.delta.staged->ChangedLittle()) {
-      status.Update(rounds_.delta.staged->EnqueueKeep(stream));
-    } else if (kind_ == RefitKind::kDelta) {
-      status.Update(EnqueueBatch(rounds_.delta.keep_staged, stream));
-    }
+    status.Update(EnqueueAfter(stream));
     status.Update(keep_timer_->Stop(stream));
   }
   // Nobody writes or reads the rank's tensors any more: the last direct round
@@ -289,11 +266,9 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
 
 void RefitEnqueuer::Choose(bool digests_scratch) {
   const FusedBatches& fused = rounds_.fused;
-  const bool is_plain = kind_ == RefitKind::kPlain;
-  pulls_ = is_plain && !digests_scratch;
+  pulls_ = !digests_scratch;
   // Few multiprocessors store faster from scratch, in bulk.
-  const bool stores =
-      is_plain && (direct_multiprocessors_ == 0 || !fused.in_peer_rounds);
+  const bool stores = direct_multiprocessors_ == 0 || !fused.in_peer_rounds;
   if (pulls_) {
     choice_ = stores ? &fused.fused : &fused.bounded;
   } else {
@@ -367,20 +342,9 @@ absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
   absl::Status status =
       rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
   status.Update(ForkStreams(stream));
-  const MergedLayout* const layout = Merged();
-  const size_t merged_count = layout == nullptr ? 0 : layout->rounds.size();
-  size_t merged = 0;
   for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
     status.Update(EnqueueQuantizes(i, stream));
     if (!status.ok()) return status;
-    if (merged < merged_count && layout->rounds[merged].begin == i) {
-      const ProfilerRange range(events_[i].range_text);
-      status = EnqueueMerged(merged, stream);
-      i = layout->rounds[merged++].end - 1;
-      if (status.ok()) status = EnqueueDigests(ArrivalsUntil(i), stream);
-      if (!status.ok()) return status;
-      continue;
-    }
     const RoundWork& work = schedule_.rounds()[i];
     const ProfilerRange range(events_[i].range_text);
     status = AwaitQuantized(i, stream);
@@ -420,9 +384,6 @@ absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
     if (events.unpacked != nullptr) {
       status.Update(events.unpacked->Await(stream));
     }
-  }
-  for (const StagedEvents& events : merged_events_) {
-    status.Update(events.unpacked->Await(stream));
   }
   if (!quantize_events_.empty()) {
     status.Update(AwaitLaunch(quantize_events_.size() - 1, stream));
@@ -494,47 +455,24 @@ absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
   return AwaitLaunch(*quantized, stream);
 }
 
-template <typename Visit>
-size_t RefitEnqueuer::ForEachIssued(size_t round, const Visit& visit) const {
-  if (const MergedLayout* const layout = Merged()) {
-    const auto merged = std::partition_point(
-        layout->rounds.begin(), layout->rounds.end(),
-        [&](const MergedRound& candidate) { return candidate.end <= round; });
-    if (merged != layout->rounds.end() && merged->begin <= round) {
-      const absl::Span<const Operation> issued =
-          rounds_.delta.staged->MergedOperations(
-              static_cast<size_t>(merged - layout->rounds.begin()));
-      for (size_t i = 0; i < issued.size(); ++i) {
-        visit(issued[i], merged->transfers[i].first_operation);
-      }
-      return merged->end;
-    }
-  }
-  const RoundWork& work = schedule_.rounds()[round];
-  for (uint32_t m = 0; m < work.operations_count; ++m) {
-    const uint32_t number = work.operations_begin + m;
-    visit(operations()[number], number);
-  }
-  return round + 1;
-}
-
 void RefitEnqueuer::CountMessages() {
-  for (size_t round = 0; round < schedule_.rounds().size();) {
-    const fb::Mechanism mechanism = schedule_.rounds()[round].mechanism;
+  for (const RoundWork& work : schedule_.rounds()) {
     ++counters_.rounds;
-    round =
-        ForEachIssued(round, [&](const Operation& operation, uint32_t number) {
-          Traffic& traffic = counters_.by(schedule_.RouteOf(number), mechanism);
-          if (operation.kind == fb::MessageKind::kSend) {
-            ++counters_.messages_sent;
-            counters_.bytes_sent += operation.size_bytes;
-            traffic.bytes_sent += operation.size_bytes;
-          } else {
-            ++counters_.messages_received;
-            counters_.bytes_received += operation.size_bytes;
-            traffic.bytes_received += operation.size_bytes;
-          }
-        });
+    for (uint32_t i = 0; i < work.operations_count; ++i) {
+      const uint32_t number = work.operations_begin + i;
+      const Operation& operation = operations()[number];
+      Traffic& traffic =
+          counters_.by(schedule_.RouteOf(number), work.mechanism);
+      if (operation.kind == fb::MessageKind::kSend) {
+        ++counters_.messages_sent;
+        counters_.bytes_sent += operation.size_bytes;
+        traffic.bytes_sent += operation.size_bytes;
+      } else {
+        ++counters_.messages_received;
+        counters_.bytes_received += operation.size_bytes;
+        traffic.bytes_received += operation.size_bytes;
+      }
+    }
   }
 }
 
@@ -626,135 +564,85 @@ absl::Status RefitEnqueuer::CheckCoding() {
   return rounds_.delta.staged->CheckCoding(count_stream_->get());
 }
 
+// Makes `pack` wait until the round may be packed.
+absl::Status RefitEnqueuer::AwaitStaging(size_t round, Stream stream,
+                                         Stream pack) {
+  const RoundWork& work = schedule_.rounds()[round];
+  const RoundEvents& events = events_[round];
+  absl::Status status;
+  if (work.reuses.has_value()) {
+    status.Update(events_[*work.reuses].exchanged->Await(pack));
+  }
+  status.Update(AwaitUnpacked(work.reuses_unpacked, pack));
+  // A relay packs what it unpacked.
+  status.Update(AwaitUnpacked(work.relays, pack));
+  if (events.stored != nullptr) {
+    status.Update(events.stored->Record(stream));
+    status.Update(events.stored->Await(pack));
+  }
+  if (work.quantized.has_value()) {
+    status.Update(AwaitLaunch(*work.quantized, pack));
+  }
+  return status;
+}
+
 // Pack, exchange and unpack each go on as soon as what they read is there and
 // what they overwrite is no longer needed; rounds within the plan's slots
 // overlap.
 absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
   const RoundWork& work = schedule_.rounds()[round];
   RoundEvents& events = events_[round];
-  const auto await_staging = [&](Stream pack) {
-    absl::Status status;
-    if (work.reuses.has_value()) {
-      status.Update(events_[*work.reuses].exchanged->Await(pack));
-    }
-    // A relay packs where it received before, and what it unpacked.
-    status.Update(AwaitUnpacked(work.reuses_unpacked, pack));
-    status.Update(AwaitUnpacked(work.relays, pack));
-    if (events.stored != nullptr) {
-      status.Update(events.stored->Record(stream));
-      status.Update(events.stored->Await(pack));
-    }
-    if (work.quantized.has_value()) {
-      status.Update(AwaitLaunch(*work.quantized, pack));
-    }
-    return status;
-  };
-  return EnqueueExchange(
-      {.round = round,
-       .index = work.index,
-       .operations = absl::MakeConstSpan(operations())
-                         .subspan(work.operations_begin, work.operations_count),
-       .coded_begin = work.operations_begin,
-       .coded_count = work.operations_count,
-       .packs = work.pack_batch.has_value(),
-       .unpacks = work.unpack_batch.has_value(),
-       .reuses_unpacked = work.reuses_unpacked.has_value()
-                              ? events_[*work.reuses_unpacked].unpacked.get()
-                              : nullptr,
-       .events = events},
-      await_staging, stream);
-}
-
-// Nobody relays or quantizes, so nothing is waited for but the merged round
-// that used the same part of staging.
-absl::Status RefitEnqueuer::EnqueueMerged(size_t number, Stream stream) {
-  const MergedRound& merged = Merged()->rounds[number];
-  const absl::Span<const Operation> operations =
-      rounds_.delta.staged->MergedOperations(number);
-  const auto has = [&](fb::MessageKind kind) {
-    return std::any_of(operations.begin(), operations.end(),
-                       [&](const Operation& o) { return o.kind == kind; });
-  };
-  StagedEvents& events = merged_events_[merged.part];
-  const bool reuses = number >= RoundMerger::kParts;
-  const auto await_staging = [&](Stream pack) {
-    if (!reuses) return absl::OkStatus();
-    absl::Status status = events.exchanged->Await(pack);
-    status.Update(events.unpacked->Await(pack));
-    return status;
-  };
-  return EnqueueExchange(
-      {.round = merged.begin,
-       .index = merged.index,
-       .operations = operations,
-       .coded_begin = merged.operations_begin,
-       .coded_count = merged.operations_count,
-       .packs = has(fb::MessageKind::kSend),
-       .unpacks = has(fb::MessageKind::kRecv),
-       .reuses_unpacked = reuses ? events.unpacked.get() : nullptr,
-       .events = events},
-      await_staging, stream);
-}
-
-absl::Status RefitEnqueuer::EnqueueExchange(
-    const StagedExchange& of,
-    absl::FunctionRef<absl::Status(Stream)> await_staging, Stream stream) {
-  RoundEvents& measured = events_[of.round];
   absl::Status status;
   Clock::time_point start = Clock::now();
-  if (of.packs) {
+  if (work.pack_batch.has_value()) {
     const Stream pack = pack_stream_->get();
-    status.Update(await_staging(pack));
-    status.Update(Start(measured.pack, pack));
+    status.Update(AwaitStaging(round, stream, pack));
+    status.Update(Start(events.pack, pack));
     if (status.ok()) {
       status = encode_time_.Time(pack, [&] {
-        const absl::Status packed = EnqueueBatch(PackBatch(of.round), pack);
+        const absl::Status packed = EnqueueBatch(PackBatch(round), pack);
         return packed.ok() && IsCoded()
-                   ? rounds_.delta.staged->EnqueueEncode(of.coded_begin,
-                                                         of.coded_count, pack)
+                   ? rounds_.delta.staged->EnqueueEncode(
+                         work.operations_begin, work.operations_count, pack)
                    : packed;
       });
     }
-    status.Update(Stop(measured.pack, pack));
-    status.Update(of.events.packed->Record(pack));
-    status.Update(of.events.packed->Await(stream));
+    status.Update(Stop(events.pack, pack));
+    status.Update(events.packed->Record(pack));
+    status.Update(events.packed->Await(stream));
     counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
   }
-  if (of.reuses_unpacked != nullptr) {
-    status.Update(of.reuses_unpacked->Await(stream));
-  }
-  status.Update(Start(measured.move, stream));
+  status.Update(AwaitUnpacked(work.reuses_unpacked, stream));
+  status.Update(Start(events.move, stream));
   if (!status.ok()) return status;
   status = wire_time_.Time(stream, [&] {
-    return transport_.Exchange({.index = of.index,
-                                .route = schedule_.rounds()[of.round].route,
-                                .operations = of.operations},
+    return transport_.Exchange({.index = work.index,
+                                .route = work.route,
+                                .operations = OperationsOf(work)},
                                stream);
   });
   if (!status.ok()) return status;
-  status = Stop(measured.move, stream);
-  status.Update(of.events.exchanged->Record(stream));
+  status = Stop(events.move, stream);
+  status.Update(events.exchanged->Record(stream));
   counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
-  if (of.unpacks) {
-    const Stream unpack = unpack_stream_->get();
-    status.Update(of.events.exchanged->Await(unpack));
-    status.Update(Start(measured.unpack, unpack));
-    if (status.ok()) {
-      status = apply_time_.Time(unpack, [&] {
-        const absl::Status applied =
-            IsCoded() ? rounds_.delta.staged->EnqueueApply(
-                            of.coded_begin, of.coded_count, unpack)
-                      : absl::OkStatus();
-        return applied.ok() ? EnqueueBatch(UnpackBatch(of.round), unpack)
-                            : applied;
-      });
-    }
-    if (!status.ok()) return status;
-    status.Update(Stop(measured.unpack, unpack));
-    status.Update(of.events.unpacked->Record(unpack));
-    unpacked_ = of.events.unpacked.get();
-    counters_.unpack_seconds += SecondsSince(start);
+  if (!work.unpack_batch.has_value()) return status;
+  const Stream unpack = unpack_stream_->get();
+  status.Update(events.exchanged->Await(unpack));
+  status.Update(Start(events.unpack, unpack));
+  if (status.ok()) {
+    status = apply_time_.Time(unpack, [&] {
+      const absl::Status applied =
+          IsCoded() ? rounds_.delta.staged->EnqueueApply(
+                          work.operations_begin, work.operations_count, unpack)
+                    : absl::OkStatus();
+      return applied.ok() ? EnqueueBatch(UnpackBatch(round), unpack) : applied;
+    });
   }
+  if (!status.ok()) return status;
+  status.Update(Stop(events.unpack, unpack));
+  status.Update(events.unpacked->Record(unpack));
+  unpacked_ = events.unpacked.get();
+  counters_.unpack_seconds += SecondsSince(start);
   return status;
 }
 
@@ -823,32 +711,22 @@ absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
   Fence& fence = *transport_.fence();
   const uint32_t* const aborted = fence.aborted();
   const DeviceUse use = UseOf(round);
-  const std::vector<size_t> batches =
-      kind_ == RefitKind::kPlain   ? std::vector{BatchOf(*work.move_batch)}
-      : kind_ == RefitKind::kDelta ? rounds_.delta.delta.moves[round]
-                                   : rounds_.delta.dense.moves[round];
+  const size_t batch = BatchOf(*work.move_batch);
   if (absl::Status s = fence.ObserveAbort(stream); !s.ok()) return s;
   return wire_time_.Time(stream, [&] {
-    for (const size_t batch : batches) {
-      const absl::Status status =
-          step.has_value()
-              ? rounds_.copies->EnqueueStep(batch, *step, stream, aborted, use)
-              : rounds_.copies->Enqueue(batch, stream, aborted, use);
-      if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
+    return step.has_value()
+               ? rounds_.copies->EnqueueStep(batch, *step, stream, aborted, use)
+               : rounds_.copies->Enqueue(batch, stream, aborted, use);
   });
 }
 
-// Comparing with a snapshot takes all of the memory's speed, encoding and
-// applying all of the GPU. Other rounds leave enough of both. The rung is all
-// ranks': a rank that codes nothing itself may exchange steps with one that
-// does.
+// Encoding and applying take all of the GPU, which other rounds do not. The
+// rung is all ranks': a rank that codes nothing itself may exchange steps with
+// one that does.
 bool RefitEnqueuer::DigestsBesideRounds() const {
   const StagedDeltas* const staged = rounds_.delta.staged.get();
   const bool codes = staged != nullptr && staged->rung() < staged->rungs();
-  return check_ != nullptr && !codes &&
-         !(kind_ == RefitKind::kDelta && rounds_.delta.compares);
+  return check_ != nullptr && !codes;
 }
 
 absl::Status RefitEnqueuer::EnqueueDigests(size_t arrivals, Stream stream) {
@@ -880,38 +758,15 @@ absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {
 }
 
 absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
-  const DeltaRounds& delta = rounds_.delta;
+  const StagedDeltas& staged = *rounds_.delta.staged;
   DeltaReport report;
-  report.elements = delta.moved.elements;
-  report.dense_bytes = delta.moved.bytes + delta.always_bytes;
-  report.stored_bytes = report.dense_bytes;
-  if (kind_ == RefitKind::kDelta) {
-    DeltaCounts counts;
-    absl::Status status = device_.Copy(reinterpret_cast<std::byte*>(&counts),
-                                       delta.counts->data(), sizeof(counts),
-                                       count_stream_->get());
-    if (status.ok()) status = device_.Synchronize(count_stream_->get());
-    if (!status.ok()) return status;
-    report.changed_elements = counts.elements;
-    report.stored_bytes = counts.bytes + delta.always_bytes;
-  }
-  for (size_t round = 0; round < schedule_.rounds().size();) {
-    const bool is_staged =
-        schedule_.rounds()[round].mechanism == fb::Mechanism::kStaged;
-    round = ForEachIssued(round, [&](const Operation& operation, uint32_t) {
-      if (!is_staged || operation.kind != fb::MessageKind::kSend) return;
-      report.stored_bytes += operation.size_bytes;
-    });
-  }
-  report.dense_bytes += StagedSendBytes(schedule_, rounds_.operations);
-  if (kind_ == RefitKind::kDelta && schedule_.Stages()) report.rung = 1;
-  if (const StagedDeltas* const staged = delta.staged.get()) {
-    report.elements += staged->elements();
-    if (kind_ == RefitKind::kDelta) {
-      report.changed_elements += staged->changed_elements();
-      report.rung = staged->elements_per_slot();
-      report.move_seconds = choose_seconds_;
-    }
+  report.elements = staged.elements();
+  report.stored_bytes = StagedSendBytes(schedule_, operations());
+  report.dense_bytes = StagedSendBytes(schedule_, rounds_.operations);
+  if (is_delta_) {
+    report.changed_elements = staged.changed_elements();
+    report.rung = staged.elements_per_slot();
+    report.move_seconds = choose_seconds_;
   }
   absl::Status status;
   const auto add = [&](const absl::StatusOr<double>& measured,
@@ -921,8 +776,7 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
   };
   add(move_timer_->Seconds(), report.move_seconds);
   add(keep_timer_->Seconds(), report.keep_seconds);
-  if (kind_ == RefitKind::kDelta)
-    add(find_time_.Seconds(), report.find_seconds);
+  if (is_delta_) add(find_time_.Seconds(), report.find_seconds);
   add(encode_time_.Seconds(), report.encode_seconds);
   add(wire_time_.Seconds(), report.wire_seconds);
   add(apply_time_.Seconds(), report.apply_seconds);
@@ -933,8 +787,7 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
 absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   std::vector<RoundMeasurement> measured;
   if (!is_timed_) return measured;
-  for (size_t i = 0; i < schedule_.rounds().size();) {
-    const size_t round = i;
+  for (size_t round = 0; round < schedule_.rounds().size(); ++round) {
     const RoundWork& work = schedule_.rounds()[round];
     RoundMeasurement& of = measured.emplace_back();
     of.round = work.index;
@@ -950,10 +803,10 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
     }
     of.seconds = std::max(of.move.end, of.unpack.end) -
                  (events.pack.is_used ? of.pack : of.move).begin;
-    i = ForEachIssued(round, [&](const Operation& operation, uint32_t) {
+    for (const Operation& operation : OperationsOf(work)) {
       const bool send = operation.kind == fb::MessageKind::kSend;
       (send ? of.bytes_sent : of.bytes_received) += operation.size_bytes;
-    });
+    }
   }
   return measured;
 }

@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -34,9 +33,6 @@ struct BoundRounds {
   DeltaRounds delta;                       // of a plan with deltas
 };
 
-// Which of a plan's refits: of one with deltas kDense or kDelta.
-enum class RefitKind : uint8_t { kPlain, kDense, kDelta };
-
 // Owns the streams and events of the rounds, the graph that they are recorded
 // as, and what is counted and timed of the last refit. Packing, unpacking and
 // quantizing have streams of their own, so that they overlap with the wire.
@@ -46,8 +42,8 @@ enum class RefitKind : uint8_t { kPlain, kDense, kDelta };
 class RefitEnqueuer {
  public:
   // `schedule`, `device` and `transport` must outlive it. Of `options`: what
-  // says how rounds are issued. `has_deltas`: refits are kDense or kDelta.
-  // `direct_multiprocessors`: what the first refit is likely to have.
+  // says how rounds are issued. `has_deltas`: refits may send only what
+  // changed. `direct_multiprocessors`: what the first refit is likely to have.
   RefitEnqueuer(const RankSchedule& schedule, const ExecutorOptions& options,
                 bool has_deltas, uint32_t direct_multiprocessors);
   ~RefitEnqueuer();
@@ -86,8 +82,7 @@ class RefitEnqueuer {
   struct RefitOptions {
     bool in_flight = false;       // nobody has waited for the one before
     StateCheck* check = nullptr;  // unless null, digests what the refit leaves
-    RefitKind kind = RefitKind::kPlain;
-    size_t rung = 0;                      // of a kDelta: RefitVersions'
+    std::optional<size_t> rung;   // of a delta: RefitVersions'
     uint32_t direct_multiprocessors = 0;  // RunOptions'
   };
   // The first rung on which this rank can send what changed in its tensors, as
@@ -112,26 +107,10 @@ class RefitEnqueuer {
   absl::StatusOr<DeltaReport> MeasureDelta() const;
 
  private:
-  // When what a staged round does is done. Only those that are needed are made.
-  struct StagedEvents;
   // A part of a round that is timed.
   struct TimedPart;
-  // StagedEvents, and when the parts of a round were done.
+  // When what a round does is done. Only those that are needed are made.
   struct RoundEvents;
-  // A staged round, or several that are merged.
-  struct StagedExchange {
-    size_t round = 0;    // the first of the schedule's; has the batches
-    uint32_t index = 0;  // of the plan
-    absl::Span<const Operation> operations;
-    // Operations of the schedule that are encoded or applied where they are
-    // coded.
-    uint32_t coded_begin = 0;
-    uint32_t coded_count = 0;
-    bool packs = false;
-    bool unpacks = false;
-    DeviceEvent* reuses_unpacked = nullptr;  // before what comes is stored
-    StagedEvents& events;
-  };
   // When the rounds that a quantize launch comes after are done, and when it
   // is.
   struct QuantizeEvents;
@@ -140,7 +119,7 @@ class RefitEnqueuer {
   // Launches the graph; records it first where this rank alone bound anew.
   absl::Status Replay(Stream stream);
   absl::Status EnqueueRounds(Stream stream);
-  absl::Status EnqueueBatches(absl::Span<const size_t> batches, Stream stream);
+  absl::Status EnqueueAfter(Stream stream);
   absl::Status ForkStreams(Stream stream);
   absl::Status JoinStreams(Stream stream);
   // Those that come after `rounds_before` of the rank's rounds.
@@ -170,11 +149,7 @@ class RefitEnqueuer {
   absl::Status AwaitQuantized(size_t round, Stream stream);
   absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
   absl::Status EnqueueStaged(size_t round, Stream stream);
-  absl::Status EnqueueMerged(size_t number, Stream stream);
-  // `await_staging`: makes a stream wait until it may pack.
-  absl::Status EnqueueExchange(
-      const StagedExchange& of,
-      absl::FunctionRef<absl::Status(Stream)> await_staging, Stream stream);
+  absl::Status AwaitStaging(size_t round, Stream stream, Stream pack);
   absl::Status AwaitReached(DeviceEvent& event, Deadline deadline);
   // Of a staged round of the refit that is enqueued.
   std::optional<size_t> PackBatch(size_t round) const;
@@ -197,11 +172,6 @@ class RefitEnqueuer {
   // Has the check digest what is whole after so many arrivals, up to a round
   // that is enqueued.
   absl::Status EnqueueDigests(size_t arrivals, Stream stream);
-  // Calls visit(operation, number of its first in the schedule) for what the
-  // rounds of the schedule from `round` on gave the transport as one. Returns
-  // the next round.
-  template <typename Visit>
-  size_t ForEachIssued(size_t round, const Visit& visit) const;
   void CountMessages();
 
   // Those of the refit that is enqueued.
@@ -209,10 +179,9 @@ class RefitEnqueuer {
     return rounds_.delta.staged == nullptr ? rounds_.operations
                                            : rounds_.delta.staged->operations();
   }
-  // How its rounds are merged; null: they are not.
-  const MergedLayout* Merged() const {
-    const StagedDeltas* const staged = rounds_.delta.staged.get();
-    return staged == nullptr ? nullptr : staged->MergedOn(staged->rung());
+  absl::Span<const Operation> OperationsOf(const RoundWork& work) const {
+    return absl::MakeConstSpan(operations())
+        .subspan(work.operations_begin, work.operations_count);
   }
   // Whether the refit's staged messages hold only what changed.
   bool IsCoded() const {
@@ -242,11 +211,10 @@ class RefitEnqueuer {
   double origin_seconds_ = 0;
   std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   std::vector<RoundEvents> events_;     // by round of the schedule
-  std::vector<StagedEvents> merged_events_;      // by part of staging
   std::vector<QuantizeEvents> quantize_events_;  // by launch of the schedule
 
   BoundRounds rounds_;
-  RefitKind kind_ = RefitKind::kPlain;  // of the last refit
+  bool is_delta_ = false;  // the last refit
   // Of a plan with deltas.
   std::unique_ptr<DeviceStream> count_stream_;  // that reads the counts
   std::unique_ptr<DeviceEvent> counted_;        // by FindRung

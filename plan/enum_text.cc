@@ -107,9 +107,8 @@ std::string RouteText(fb::Route route, fb::Mechanism mechanism) {
 }
 
 std::string RungText(uint32_t elements_per_slot) {
-  return elements_per_slot == 0   ? "direct"
-         : elements_per_slot == 1 ? "whole"
-                                  : absl::StrCat("1/", elements_per_slot);
+  return elements_per_slot == 1 ? "whole"
+                                : absl::StrCat("1/", elements_per_slot);
 }
 
 std::string DeltaText(const fb::Delta& delta) {

@@ -23,7 +23,7 @@ const char* EnumText(fb::DeltaChanges changes);
 std::string RouteText(fb::Route route, fb::Mechanism mechanism);
 
 // Of a delta refit, for how many elements of a staged message there is room for
-// one that changed: "1/64"; 1: "whole"; 0, all rounds are direct: "direct".
+// one that changed: "1/64"; 1: "whole".
 std::string RungText(uint32_t elements_per_slot);
 
 // "changes snapshot dense_every 20 check rungs 1/128 1/64 1/32".

@@ -25,6 +25,8 @@ class RangeCollector {
     std::set<uint32_t> lists;
     ForEachMessage(body_, program_, [&](const fb::Message& message) {
       if (message.kind() != fb::MessageKind::kSend ||
+          body_.rounds()->Get(message.round())->mechanism() !=
+              fb::Mechanism::kStaged ||
           !lists.insert(message.copies()).second) {
         return true;
       }

@@ -1,4 +1,5 @@
-// What a rank sends: of each of its tensors, and of messages that are small.
+// What a rank sends in staged rounds, of each of its tensors: what a delta may
+// leave out. And which messages are small.
 #ifndef REFIT_PLAN_SENT_RANGES_H_
 #define REFIT_PLAN_SENT_RANGES_H_
 
@@ -10,7 +11,8 @@
 
 namespace refit {
 
-// Bytes of a tensor, from the first that is sent to the last. Empty: none is.
+// Bytes of a tensor, from the first that is sent in staged rounds to the last.
+// Empty: none is.
 struct SentRange {
   uint64_t begin_byte = 0;
   uint64_t end_byte = 0;
@@ -28,7 +30,7 @@ inline constexpr uint64_t kSnapshotAlignmentBytes = 256;
 
 // Memory for a copy of the range, wherever the tensor is.
 uint64_t SnapshotBytes(const SentRange& range);
-// Memory for a copy of all that `rank` sends.
+// Memory for a copy of all that `rank` sends in staged rounds.
 uint64_t SnapshotBytes(const PlanFile& plan, int32_t rank);
 
 // Delta refits send staged messages below this size whole: few of a refit's

@@ -64,8 +64,8 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateTensors(
 absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateBitmaps(
     const PlanFile& plan, int32_t rank, Device& device,
     std::vector<BoundTensor>& tensors) {
-  const fb::Delta* const delta = plan.body().delta();
-  if (delta == nullptr || delta->changes() != fb::DeltaChanges::kBitmap ||
+  if (!HasRungs(plan.body()) ||
+      plan.body().delta()->changes() != fb::DeltaChanges::kBitmap ||
       plan.side(rank) != fb::Side::kSource) {
     return nullptr;
   }

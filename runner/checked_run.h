@@ -27,8 +27,6 @@ struct RunOfRanksOptions {
   // follows a dense one and may be a delta: `iterations` of these. The plan has
   // options.delta. Nullopt: each refit is dense, of the same values.
   std::optional<double> change_rate = std::nullopt;
-  // ExecutorOptions::snapshot_on_host, of ranks on GPUs.
-  bool snapshot_on_host = false;
 };
 
 struct RunOfRanksResult {

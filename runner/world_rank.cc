@@ -21,8 +21,6 @@ using Clock = std::chrono::steady_clock;
 // What the ranks hold and send because the transport reaches no peer's tensors.
 void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
   result.sends_direct_rounds = HasDirectRounds(plan);
-  // Where no round is staged, all refits are dense then.
-  if (!HasRungs(plan.body())) result.snapshot_bytes = 0;
   result.staging_bytes = 0;
   result.peak_staging_bytes = 0;
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -260,10 +258,9 @@ absl::StatusOr<int> DevicesHere() {
 absl::StatusOr<RunOfRanksResult> RunCheckedRank(
     const PlanFile& plan, std::unique_ptr<ControlPlane> control,
     std::shared_ptr<Device> device, const RunOfRanksOptions& options) {
-  absl::StatusOr<std::unique_ptr<WorldRank>> made = WorldRank::Create(
-      plan, std::move(control), std::move(device), options.timeout,
-      {.time_rounds = options.time_rounds,
-       .snapshot_on_host = options.snapshot_on_host});
+  absl::StatusOr<std::unique_ptr<WorldRank>> made =
+      WorldRank::Create(plan, std::move(control), std::move(device),
+                        options.timeout, {.time_rounds = options.time_rounds});
   if (!made.ok()) return made.status();
   WorldRank& rank = **made;
   if (absl::Status s = CheckSharedFlags(rank, plan, options); !s.ok()) return s;

@@ -1,7 +1,6 @@
 #include "simulator/delta_costs.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 #include "absl/types/span.h"
@@ -34,21 +33,6 @@ constexpr Measured kCpu[] = {
     {0.01, {48e-3, 24e-3, 13e-3, 22e-3}, 7.8e-3},
     {0.1, {243e-3, 81e-3, 50e-3, 46e-3}, 39e-3},
 };
-
-// Of one H200: reads, and what a part of a tensor that holds a change takes
-// more (README.md).
-constexpr double kReadBytesPerSecond = 4300e9;
-constexpr double kListedBytes = 4096;
-constexpr double kListedBytesPerSecond = 11000e9;
-// Stores of scattered units over NVLink, 10 billion a second, as a part of the
-// speed of long ones. Reads of a snapshot hide a part of them; they hide the
-// reads of what bitmaps mark.
-constexpr double kScatteredStores = 160.0 / 365;
-// Of one H100: bitmaps, 1.94 GB in 2.2 ms.
-constexpr double kMarkReadBytesPerSecond = 880e9;
-constexpr double kUnitBytes = 16;
-// What most deltas took at the worst, of a dense refit.
-constexpr double kMostOfDense = 1.03;
 
 constexpr double kDigestBytesPerSecond = 3000e9;
 // What 33.5 MB of which nothing changed took beside all else
@@ -100,28 +84,6 @@ StagedDeltaCosts StagedDeltaCostsAt(Executor executor, fb::DeltaChanges changes,
           .keep = marks ? kMarkBytes / (cpu ? kCpuClearedBytesPerSecond
                                             : kClearedBytesPerSecond)
                         : at(&StagedDeltaCosts::keep)};
-}
-
-DirectDeltaCosts DirectDeltaCostsAt(fb::DeltaChanges changes,
-                                    double change_rate, uint64_t element_bytes,
-                                    double store_bytes_per_second) {
-  const auto size = static_cast<double>(element_bytes);
-  // A unit is stored if one of its elements changed.
-  const double stored = 1 - std::pow(1 - change_rate, kUnitBytes / size);
-  const bool marks = changes == fb::DeltaChanges::kBitmap;
-  const double mark_bytes = 1 / (8 * size);
-  const double stores = stored / (kScatteredStores * store_bytes_per_second);
-  const double listed = 1 - std::pow(1 - change_rate, kListedBytes / size);
-  const double moved =
-      marks
-          ? mark_bytes / kMarkReadBytesPerSecond + stores
-          : std::hypot(2 / kReadBytesPerSecond + listed / kListedBytesPerSecond,
-                       stores);
-  // Where almost all units are stored, the stores are long ones.
-  const double seconds = std::min(moved, kMostOfDense / store_bytes_per_second);
-  return {.stored = stored,
-          .seconds = seconds - stored / store_bytes_per_second +
-                     (marks ? mark_bytes / kClearedBytesPerSecond : 0)};
 }
 
 double CheckSecondsPerByte(Executor executor) {

@@ -22,18 +22,6 @@ struct StagedDeltaCosts {
 StagedDeltaCosts StagedDeltaCostsAt(Executor executor, fb::DeltaChanges changes,
                                     double change_rate);
 
-// Of messages in direct rounds between GPUs.
-struct DirectDeltaCosts {
-  double stored = 1;  // part of the bytes
-  // For each byte of a dense refit, beside the bytes on links.
-  double seconds = 0;
-};
-// `element_bytes`: of the message. `store_bytes_per_second`: of long stores to
-// the receiver.
-DirectDeltaCosts DirectDeltaCostsAt(fb::DeltaChanges changes,
-                                    double change_rate, uint64_t element_bytes,
-                                    double store_bytes_per_second);
-
 // Before a refit all ranks tell rank 0 their versions, and then what they
 // counted: each takes so long between two ranks.
 inline constexpr double kAgreeSeconds = 1.2e-3;

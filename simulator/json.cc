@@ -62,7 +62,7 @@ void SimulationPrinter::PrintOptions() {
   if (options.change_rate.has_value()) {
     Real("change_rate", *options.change_rate);
     Text("rung", RungText(graph_.rung));
-    Number("stored_bytes", simulation_.StoredBytes());
+    Number("stored_bytes", graph_.stored_bytes);
     Number("dense_bytes", graph_.dense_bytes);
     Real("dense_seconds", simulation_.dense_seconds);
     Number("dense_every", simulation_.dense_every);

@@ -315,14 +315,6 @@ const char* TaskKindText(TaskKind kind, bool is_delta) {
   return "unknown";
 }
 
-uint64_t Simulation::StoredBytes() const {
-  uint64_t bytes = 0;
-  for (const Message& message : graph.messages) {
-    bytes += graph.equal_ranks.CountOf(message.source) * message.size_bytes;
-  }
-  return bytes;
-}
-
 absl::StatusOr<Simulation> Simulate(const PlanFile& plan,
                                     const Options& options) {
   absl::StatusOr<TaskGraph> graph = BuildTaskGraph(plan, options);

@@ -74,8 +74,7 @@ struct Options {
   std::optional<double> oversubscription;
 
   // The refit sends only what changed since the last one, this share of all
-  // elements, scattered evenly. None: it is dense. Tensors that are always sent
-  // whole in direct rounds count as the others do.
+  // elements, scattered evenly. None: it is dense.
   std::optional<double> change_rate;
 
   // The links have the speeds that the plan was compiled for, so that its lower
@@ -198,9 +197,10 @@ struct TaskGraph {
   std::vector<uint32_t> first_tasks = {0};
   std::vector<uint32_t> first_links = {0};
   // Of a refit that sends only what changed. For one changed element of how
-  // many staged messages had room; 1: they are sent whole; 0: there are none.
+  // many staged messages had room; 1: they are sent whole.
   uint32_t rung = 0;
-  uint64_t dense_bytes = 0;  // of all messages of a dense refit
+  uint64_t stored_bytes = 0;  // of staged messages
+  uint64_t dense_bytes = 0;   // of the same of a dense refit
 };
 
 // Of a task, in seconds from the start of the refit.
@@ -217,9 +217,7 @@ struct RoundTimes {
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
   uint64_t messages = 0;
   uint64_t size_bytes = 0;
-  // From the first start of a rank to the last end of its work in the round. Of
-  // rounds that are merged the first has all, and the others have nothing: they
-  // end before they begin.
+  // From the first start of a rank to the last end of its work in the round.
   double begin = 0;
   double end = 0;
 };
@@ -246,9 +244,6 @@ struct Simulation {
   double dense_seconds = 0;
   uint32_t dense_every = 0;
   double average_seconds = 0;
-
-  // Of all messages.
-  uint64_t StoredBytes() const;
 };
 
 // What the ranks of `plan` do. kInvalidArgument: an option names a rank that is

@@ -157,8 +157,6 @@ class Builder {
     return rank.deltas != nullptr && rank.deltas->IsCoded(operation) &&
            !rank.deltas->IsWhole(operation, rung_);
   }
-  DirectDeltaCosts DirectCosts(const Rank& rank, const RankSchedule& schedule,
-                               size_t operation) const;
   void AddQuantizes(Rank& rank, const RankSchedule& schedule,
                     size_t rounds_before, size_t& next);
   const std::set<uint32_t>& PulledSlotsOf(int32_t rank);
@@ -167,24 +165,18 @@ class Builder {
   void AddPulls(Rank& rank, const RankSchedule& schedule);
   double FusedSeconds(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work) const;
-  // `merged`: of the round, those it travels with; null: none.
   void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
-                 const RoundWork& round, uint32_t part,
-                 const MergedRound* merged);
-  void AddMerged(Rank& rank, const RankSchedule& schedule,
-                 const MergedLayout& layout, size_t merged);
+                 uint32_t part);
   void AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
                  const DirectEnds& ends, const PeerTensors& peers);
   template <typename Each>
   void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
-                      const RoundWork& work, uint32_t part,
-                      const MergedRound* merged, const Each& each);
+                      const RoundWork& work, uint32_t part, const Each& each);
   uint64_t SizeBytes(const Rank& rank, const RankSchedule& schedule,
-                     const RoundWork& work, size_t operation) const;
+                     size_t operation) const;
   uint32_t MessageTask(const Rank& rank, const RoundWork& work, uint32_t part,
                        const Operation& operation, uint64_t size_bytes,
-                       uint64_t dense_bytes, uint32_t position,
-                       uint32_t ordinal);
+                       uint32_t position, uint32_t ordinal);
   double CopySeconds(const Rank& rank, const RankSchedule& schedule,
                      const RoundWork& work, fb::MessageKind kind) const;
   // Whether messages of the kind are encoded, or applied.
@@ -192,9 +184,7 @@ class Builder {
              const RoundWork& work, fb::MessageKind kind) const;
   // Before the round's messages of the route.
   double StartSeconds(const RankSchedule& schedule, const RoundWork& work,
-                      const MergedRound* merged, fb::Route route) const;
-  double CompareSeconds(const Rank& rank, const RankSchedule& schedule,
-                        const RoundWork& work) const;
+                      fb::Route route) const;
   void AddConnections();
   absl::Status CheckMessages() const;
   absl::Status ResolvePoints();
@@ -206,10 +196,8 @@ class Builder {
   TaskGraph graph_;
   // Of a refit that sends only what changed.
   const fb::Delta* delta_ = nullptr;
-  size_t rung_ = 0;                    // as its position in the plan's
-  std::vector<uint8_t> merge_powers_;  // by rung: StagedDeltas::Merge
+  size_t rung_ = 0;  // as its position in the plan's
   StagedDeltaCosts costs_;
-  bool has_rungs_ = false;
   bool may_pull_ = false;
   std::map<int32_t, std::set<uint32_t>> pulled_slots_;  // by destination
   uint32_t agreed_ = kNone;  // the task after which all ranks begin
@@ -259,7 +247,7 @@ void Builder::AddRanks() {
     const int32_t stand_in = equal.StandInOf(rank);
     if (stand_in == rank) {
       AddRank(rank);
-    } else if (has_rungs_) {
+    } else if (delta_ != nullptr) {
       AddFindOf(rank, stand_in);
     }
   }
@@ -299,37 +287,23 @@ RankSchedule Builder::ScheduleOf(int32_t rank) const {
 // The rung that all ranks agree on.
 absl::Status Builder::PlanDelta() {
   if (!options_.change_rate.has_value()) return absl::OkStatus();
+  if (!HasRungs(body_)) {
+    return absl::InvalidArgumentError(
+        "--change-rate is given, and all refits of the plan are dense: its job "
+        "has no options.delta, or the plan no staged rounds");
+  }
   delta_ = body_.delta();
-  if (delta_ == nullptr) {
-    return absl::InvalidArgumentError(
-        "--change-rate is given, and the plan's job has no options.delta: all "
-        "its refits are dense");
-  }
-  const bool has_rungs = HasRungs(body_);
-  if (!has_rungs && options_.executor == Executor::kCpu) {
-    return absl::InvalidArgumentError(
-        "--change-rate is given, and the plan has no staged rounds: its "
-        "refits over UCX are dense");
-  }
   costs_ = StagedDeltaCostsAt(options_.executor, delta_->changes(),
                               *options_.change_rate);
   agreed_ = 0;
-  graph_.tasks.push_back({.kind = TaskKind::kAgree,
-                          .round = kNone,
-                          .seconds = (has_rungs ? 2 : 1) * kAgreeSeconds});
-  if (!has_rungs) return absl::OkStatus();
-  has_rungs_ = true;
+  graph_.tasks.push_back(
+      {.kind = TaskKind::kAgree, .round = kNone, .seconds = 2 * kAgreeSeconds});
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
     if (graph_.equal_ranks.StandInOf(rank) != rank) continue;
     const RankSchedule schedule = ScheduleOf(rank);
     const StagedDeltas deltas(plan_, rank, schedule);
     rung_ = std::max(rung_, deltas.ExpectedRung(*options_.change_rate,
                                                 plan_.source_ranks()));
-    const std::vector<uint8_t> most = deltas.MostMerged();
-    if (merge_powers_.empty()) merge_powers_ = most;
-    std::transform(most.begin(), most.end(), merge_powers_.begin(),
-                   merge_powers_.begin(),
-                   [](uint8_t a, uint8_t b) { return std::min(a, b); });
   }
   graph_.rung = 1;
   return absl::OkStatus();
@@ -367,14 +341,14 @@ void Builder::AddEnd(Rank& rank, const RankSchedule& schedule) {
     const auto bytes = static_cast<double>(operation.size_bytes);
     if (operation.kind == fb::MessageKind::kRecv) {
       held += bytes;
-    } else if (rank.deltas != nullptr && rank.deltas->IsCoded(i)) {
+    } else if (rank.deltas->IsCoded(i)) {
       kept += bytes;
     }
   }
   // Bitmaps are cleared, however many changed.
   const bool is_little =
       delta_->changes() == fb::DeltaChanges::kBitmap ||
-      (rank.deltas != nullptr && !rank.deltas->IsAllWhole(rung_) &&
+      (!rank.deltas->IsAllWhole(rung_) &&
        rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1);
   const uint32_t keep = Add(
       rank, TaskKind::kKeep, kNone,
@@ -402,9 +376,8 @@ void Builder::AddRank(int32_t number) {
   rank.exchanged.assign(works.size(), kNone);
   rank.unpacked.assign(works.size(), kNone);
   std::optional<StagedDeltas> deltas;
-  if (has_rungs_) {
+  if (delta_ != nullptr) {
     deltas.emplace(plan_, number, schedule);
-    misordered_.Update(deltas->Merge(merge_powers_));
     rank.deltas = &*deltas;
     if (!deltas->IsAllWhole(rung_)) {
       graph_.rung = deltas->ElementsPerSlot(rung_);
@@ -414,22 +387,13 @@ void Builder::AddRank(int32_t number) {
   rank.main = rank.pack = rank.unpack = agreed_;
   size_t quantizes = 0;
   uint32_t part = 0;
-  const MergedLayout* const layout =
-      has_rungs_ ? deltas->MergedOn(rung_) : nullptr;
-  size_t merged = 0;
   for (size_t i = 0; i < works.size(); ++i) {
     AddQuantizes(rank, schedule, i, quantizes);
-    if (layout != nullptr && merged < layout->rounds.size() &&
-        layout->rounds[merged].begin == i) {
-      AddMerged(rank, schedule, *layout, merged);
-      i = layout->rounds[merged++].end - 1;
-      continue;
-    }
     part = i > 0 && works[i - 1].index == works[i].index ? part + 1 : 0;
     if (works[i].mechanism == fb::Mechanism::kDirect) {
       AddDirect(rank, schedule, i, ends[i], peers);
     } else {
-      AddStaged(rank, schedule, i, works[i], part, /*merged=*/nullptr);
+      AddStaged(rank, schedule, i, part);
     }
   }
   AddQuantizes(rank, schedule, works.size(), quantizes);
@@ -537,8 +501,7 @@ void Builder::AddPulls(Rank& rank, const RankSchedule& schedule) {
         .size_bytes = pull.bytes};
     const uint32_t message =
         MessageTask(rank, schedule.rounds()[pull.work], kBehindRounds,
-                    operation, pull.bytes, pull.bytes, pull.position,
-                    /*ordinal=*/0);
+                    operation, pull.bytes, pull.position, /*ordinal=*/0);
     if (!reads) {
       await_finishes_.emplace_back(Point(peer, kBehindRounds), rank.main);
       continue;
@@ -594,7 +557,7 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
 template <typename Each>
 void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
                              const RoundWork& work, uint32_t part,
-                             const MergedRound* merged, const Each& each) {
+                             const Each& each) {
   uint32_t ordinal = 0;
   const Operation* last = nullptr;
   const auto ordinal_of = [&](const Operation& operation) {
@@ -603,58 +566,22 @@ void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
     last = &operation;
     return ordinal = same ? ordinal + 1 : 0;
   };
-  if (merged != nullptr) {
-    for (const MergedTransfer& transfer : merged->transfers) {
-      const uint32_t number = transfer.first_operation;
-      const Operation& operation = schedule.operations()[number];
-      each(number,
-           MessageTask(rank, work, part, operation, transfer.size_bytes,
-                       transfer.dense_bytes, schedule.parts()[number].message,
-                       ordinal_of(operation)));
-    }
-    return;
-  }
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
     const Operation& operation = schedule.operations()[number];
     each(number,
          MessageTask(rank, work, part, operation,
-                     SizeBytes(rank, schedule, work, number),
-                     operation.size_bytes, schedule.parts()[number].message,
-                     ordinal_of(operation)));
+                     SizeBytes(rank, schedule, number),
+                     schedule.parts()[number].message, ordinal_of(operation)));
   }
-}
-
-// Of changed elements in a direct round, with the narrowest of the message.
-DirectDeltaCosts Builder::DirectCosts(const Rank& rank,
-                                      const RankSchedule& schedule,
-                                      size_t operation) const {
-  const fb::Message& message = *plan_.messages()
-                                    .Of(static_cast<uint32_t>(rank.number))
-                                    .Get(schedule.parts()[operation].message);
-  const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-  int64_t element_bytes = 8;
-  for (uint32_t i = 0; i < list.count(); ++i) {
-    element_bytes = std::min<int64_t>(
-        element_bytes,
-        DTypeBytes(body_.copies()->Get(list.begin() + i)->wire_dtype()));
-  }
-  return DirectDeltaCostsAt(delta_->changes(), *options_.change_rate,
-                            static_cast<uint64_t>(element_bytes),
-                            options_.peer_bytes_per_second);
 }
 
 // What is sent of an operation.
 uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
-                            const RoundWork& work, size_t operation) const {
+                            size_t operation) const {
   const uint64_t size_bytes = schedule.operations()[operation].size_bytes;
   if (!rank.pulled_bytes.empty()) {
     return size_bytes - rank.pulled_bytes[operation];
-  }
-  if (delta_ == nullptr) return size_bytes;
-  if (work.mechanism == fb::Mechanism::kDirect) {
-    return static_cast<uint64_t>(static_cast<double>(size_bytes) *
-                                 DirectCosts(rank, schedule, operation).stored);
   }
   return rank.deltas == nullptr ? size_bytes
                                 : rank.deltas->SizeBytes(operation, rung_);
@@ -662,8 +589,8 @@ uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
 
 uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
                               uint32_t part, const Operation& operation,
-                              uint64_t size_bytes, uint64_t dense_bytes,
-                              uint32_t position, uint32_t ordinal) {
+                              uint64_t size_bytes, uint32_t position,
+                              uint32_t ordinal) {
   const bool sends = operation.kind == fb::MessageKind::kSend;
   const int32_t source = sends ? rank.number : operation.peer;
   const int32_t destination = sends ? operation.peer : rank.number;
@@ -682,7 +609,11 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
          .destination = destination,
          .size_bytes = size_bytes,
          .links = links_.Cross(work.route, source, destination, size_bytes)});
-    graph_.dense_bytes += graph_.equal_ranks.CountOf(rank.number) * dense_bytes;
+    if (work.IsStagedRound()) {
+      const uint64_t alike = graph_.equal_ranks.CountOf(rank.number);
+      graph_.stored_bytes += alike * size_bytes;
+      graph_.dense_bytes += alike * operation.size_bytes;
+    }
     tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
     graph_.tasks.push_back({.kind = TaskKind::kMessage,
                             .rank = source,
@@ -743,24 +674,15 @@ bool Builder::Codes(const Rank& rank, const RankSchedule& schedule,
 }
 
 double Builder::StartSeconds(const RankSchedule& schedule,
-                             const RoundWork& work, const MergedRound* merged,
-                             fb::Route route) const {
+                             const RoundWork& work, fb::Route route) const {
   if (route == fb::Route::kNetwork) return options_.network_round_seconds;
   int64_t sends = 0;
   int64_t receives = 0;
-  const auto count = [&](uint32_t number) {
-    if (schedule.RouteOf(number) != route) return;
+  for (uint32_t i = 0; i < work.operations_count; ++i) {
+    const uint32_t number = work.operations_begin + i;
+    if (schedule.RouteOf(number) != route) continue;
     ++(schedule.operations()[number].kind == fb::MessageKind::kSend ? sends
                                                                     : receives);
-  };
-  if (merged != nullptr) {
-    for (const MergedTransfer& transfer : merged->transfers) {
-      count(transfer.first_operation);
-    }
-  } else {
-    for (uint32_t i = 0; i < work.operations_count; ++i) {
-      count(work.operations_begin + i);
-    }
   }
   const auto messages = static_cast<double>(std::max(sends, receives));
   if (work.route == fb::Route::kNetwork) {
@@ -773,33 +695,10 @@ double Builder::StartSeconds(const RankSchedule& schedule,
   return options_.peer_round_seconds + messages * message_seconds;
 }
 
-// RefitEnqueuer::EnqueueMerged.
-void Builder::AddMerged(Rank& rank, const RankSchedule& schedule,
-                        const MergedLayout& layout, size_t merged) {
-  const MergedRound& of = layout.rounds[merged];
-  RoundWork round = schedule.rounds()[of.begin];
-  round.index = of.index;
-  round.operations_begin = of.operations_begin;
-  round.operations_count = of.operations_count;
-  round.reuses = round.reuses_unpacked = std::nullopt;
-  if (merged >= RoundMerger::kParts) {
-    round.reuses = round.reuses_unpacked =
-        layout.rounds[merged - RoundMerger::kParts].begin;
-  }
-  for (size_t work = of.begin; work < of.end; ++work) {
-    const RoundWork& other = schedule.rounds()[work];
-    if (!round.pack_batch.has_value()) round.pack_batch = other.pack_batch;
-    if (!round.unpack_batch.has_value()) {
-      round.unpack_batch = other.unpack_batch;
-    }
-  }
-  AddStaged(rank, schedule, of.begin, round, /*part=*/0, &of);
-}
-
 // RefitEnqueuer::EnqueueStaged.
 void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
-                        const RoundWork& round, uint32_t part,
-                        const MergedRound* merged) {
+                        uint32_t part) {
+  const RoundWork& round = schedule.rounds()[work];
   const uint32_t quantized = At(rank.quantized, round.quantized);
   const uint32_t reuses_unpacked = At(rank.unpacked, round.reuses_unpacked);
   uint32_t packed = kNone;
@@ -815,8 +714,7 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
     Serialize(rank, packed);
   }
   const auto add_start = [&](TaskKind kind, fb::Route route) {
-    return Add(rank, kind, round.index,
-               StartSeconds(schedule, round, merged, route),
+    return Add(rank, kind, round.index, StartSeconds(schedule, round, route),
                {rank.main, packed, reuses_unpacked, quantized});
   };
   const uint32_t start = add_start(TaskKind::kStart, round.route);
@@ -831,14 +729,13 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
   }
   const uint32_t exchanged =
       Add(rank, TaskKind::kPoint, round.index, 0, {start, dealt});
-  ForEachMessage(rank, schedule, round, part, merged,
-                 [&](uint32_t operation, uint32_t message) {
-                   const bool is_dealt =
-                       dealt != kNone &&
-                       schedule.RouteOf(operation) == fb::Route::kPeer;
-                   AddWait(is_dealt ? dealt : start, message);
-                   AddWait(message, exchanged);
-                 });
+  ForEachMessage(
+      rank, schedule, round, part, [&](uint32_t operation, uint32_t message) {
+        const bool is_dealt =
+            dealt != kNone && schedule.RouteOf(operation) == fb::Route::kPeer;
+        AddWait(is_dealt ? dealt : start, message);
+        AddWait(message, exchanged);
+      });
   rank.main = exchanged;
   rank.exchanged[work] = exchanged;
   if (!round.unpack_batch.has_value() &&
@@ -850,21 +747,6 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
                     {exchanged, rank.unpack});
   rank.unpacked[work] = rank.unpack;
   Serialize(rank, rank.unpack);
-}
-
-// What a direct round takes to find what changed, and longer to store it.
-double Builder::CompareSeconds(const Rank& rank, const RankSchedule& schedule,
-                               const RoundWork& work) const {
-  double seconds = 0;
-  if (delta_ == nullptr) return seconds;
-  for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const uint32_t number = work.operations_begin + i;
-    const Operation& operation = schedule.operations()[number];
-    if (operation.kind != fb::MessageKind::kSend) continue;
-    seconds += static_cast<double>(operation.size_bytes) *
-               DirectCosts(rank, schedule, number).seconds;
-  }
-  return seconds;
 }
 
 // Of quantization that the round's copies do, beside their bytes on links.
@@ -903,15 +785,13 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
   }
   uint32_t moved = begin;
   if (ends.moves) {
-    const uint32_t start = Add(
-        rank, TaskKind::kStart, round.index,
-        options_.direct_round_seconds + CompareSeconds(rank, schedule, round),
-        {begin});
+    const uint32_t start = Add(rank, TaskKind::kStart, round.index,
+                               options_.direct_round_seconds, {begin});
     for (const int32_t target : ends.await_grants) {
       await_grants_.emplace_back(Point(target, round.index), start);
     }
     moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
-    ForEachMessage(rank, schedule, round, /*part=*/0, /*merged=*/nullptr,
+    ForEachMessage(rank, schedule, round, /*part=*/0,
                    [&](uint32_t number, uint32_t message) {
                      const Operation& operation = schedule.operations()[number];
                      if (!peers.Moves(operation.kind, operation.peer)) return;
@@ -927,7 +807,7 @@ void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
   } else {
     // What is read behind the rounds may leave an empty message, which nobody
     // moves.
-    ForEachMessage(rank, schedule, round, /*part=*/0, /*merged=*/nullptr,
+    ForEachMessage(rank, schedule, round, /*part=*/0,
                    [&](uint32_t number, uint32_t message) {
                      const Operation& operation = schedule.operations()[number];
                      if (!rank.pulls.empty() &&

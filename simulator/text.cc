@@ -141,7 +141,7 @@ void AddIdleTimes(const PlanFile& plan, const Simulation& simulation,
 
 // Of a refit that sends only what changed.
 std::string ChangeText(const Simulation& simulation) {
-  const uint64_t bytes = simulation.StoredBytes();
+  const uint64_t bytes = simulation.graph.stored_bytes;
   // In the words of refit-run's reports.
   std::string text = absl::StrFormat(
       "delta          rung %s, change rate %g %%, stored %d of dense %d bytes "

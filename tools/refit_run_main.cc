@@ -60,8 +60,7 @@ std::string PostHooksText(const RunOfRanksResult& result) {
 
 // Which of the plan's programs a refit ran.
 std::string RungOf(const RefitMeasurement& refit) {
-  if (!refit.delta.has_value() || !refit.delta->is_delta) return "dense";
-  return refit::RungText(refit.delta->rung);
+  return refit.delta->is_delta ? refit::RungText(refit.delta->rung) : "dense";
 }
 
 double Percent(uint64_t part, uint64_t whole) {
@@ -77,13 +76,6 @@ std::string DeltaText(const RunOfRanksResult& result) {
   for (size_t i = 0; i < result.refits.size(); ++i) {
     const RefitMeasurement& refit = result.refits[i];
     absl::StrAppendFormat(&text, "refit %d: rung %s", i, RungOf(refit));
-    if (!refit.delta.has_value()) {
-      absl::StrAppendFormat(&text,
-                            " (as all refits over this transport), %d bytes, "
-                            "%.6f s\n",
-                            refit.counters.bytes_received, refit.seconds);
-      continue;
-    }
     const refit::DeltaReport& delta = *refit.delta;
     if (!delta.is_delta) absl::StrAppendFormat(&text, " (%s)", delta.why_dense);
     if (const std::optional<double> rate = delta.change_rate()) {
@@ -111,28 +103,23 @@ std::string DeltaText(const RunOfRanksResult& result) {
 }
 
 std::string DeltaJson(const RefitMeasurement& refit) {
-  std::string text =
-      absl::StrFormat(",\n     \"delta\": {\"rung\": \"%s\"", RungOf(refit));
-  if (refit.delta.has_value()) {
-    const refit::DeltaReport& of = *refit.delta;
-    const std::optional<double> rate = of.change_rate();
-    absl::StrAppendFormat(
-        &text,
-        ", \"why_dense\": \"%s\", \"change_rate\": %s, \"elements\": %d, "
-        "\"changed_elements\": %s, \"stored_bytes\": %d, \"dense_bytes\": "
-        "%d, \"base_version\": %d, \"version\": %d, \"move_seconds\": %.9f, "
-        "\"keep_seconds\": %.9f, \"find_seconds\": %.9f, "
-        "\"encode_seconds\": %.9f, \"wire_seconds\": %.9f, "
-        "\"apply_seconds\": %.9f, \"check_seconds\": %.9f, "
-        "\"agree_seconds\": %.9f, \"total_seconds\": %.9f",
-        of.why_dense, rate ? absl::StrFormat("%.9f", *rate) : "null",
-        of.elements, rate ? absl::StrCat(of.changed_elements) : "null",
-        of.stored_bytes, of.dense_bytes, of.base_version, of.version,
-        of.move_seconds, of.keep_seconds, of.find_seconds, of.encode_seconds,
-        of.wire_seconds, of.apply_seconds, of.check_seconds, of.agree_seconds,
-        of.total_seconds);
-  }
-  return text + "}";
+  const refit::DeltaReport& of = *refit.delta;
+  const std::optional<double> rate = of.change_rate();
+  return absl::StrFormat(
+      ",\n     \"delta\": {\"rung\": \"%s\", \"why_dense\": \"%s\", "
+      "\"change_rate\": %s, \"elements\": %d, \"changed_elements\": %s, "
+      "\"stored_bytes\": %d, \"dense_bytes\": %d, \"base_version\": %d, "
+      "\"version\": %d, \"move_seconds\": %.9f, \"keep_seconds\": %.9f, "
+      "\"find_seconds\": %.9f, \"encode_seconds\": %.9f, "
+      "\"wire_seconds\": %.9f, \"apply_seconds\": %.9f, "
+      "\"check_seconds\": %.9f, \"agree_seconds\": %.9f, "
+      "\"total_seconds\": %.9f}",
+      RungOf(refit), of.why_dense,
+      rate ? absl::StrFormat("%.9f", *rate) : "null", of.elements,
+      rate ? absl::StrCat(of.changed_elements) : "null", of.stored_bytes,
+      of.dense_bytes, of.base_version, of.version, of.move_seconds,
+      of.keep_seconds, of.find_seconds, of.encode_seconds, of.wire_seconds,
+      of.apply_seconds, of.check_seconds, of.agree_seconds, of.total_seconds);
 }
 
 std::string SummaryText(const refit::PlanFile& plan,
@@ -313,7 +300,6 @@ static int Main(int argc, char** argv) {
   std::string trace;
   bool delta = false;
   std::string change_rate = "0.01";
-  bool snapshot_on_host = false;
   bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
@@ -327,7 +313,6 @@ static int Main(int argc, char** argv) {
           "       refit-run PLAN.refit --transport nccl|ucx "
           "[--ranks-in-process] --check [--iterations N] [--digest] [--json]\n"
           "       refit-run PLAN.refit ... --delta [--change-rate R] "
-          "[--snapshot-on-host] "
           "[--iterations N] [--json]",
       .summary =
           "Executes a plan on generated data (--check) or on one safetensors "
@@ -354,16 +339,12 @@ static int Main(int argc, char** argv) {
             "a worker's run with check does",
             &digest},
            {"--delta", "", "",
-            "with a plan of options.delta: a dense refit, then --iterations\n"
-            "refits before each of which a share of the sources' elements\n"
-            "changes; checks all",
+            "with a plan of options.delta and staged rounds: a dense refit,\n"
+            "then --iterations refits before each of which a share of the\n"
+            "sources' elements changes; checks all",
             &delta},
            {"--change-rate", "", "R",
             "with --delta: that share, 0 to 1 (default 0.01)", &change_rate},
-           {"--snapshot-on-host", "", "",
-            "with --delta and nccl: the snapshot lies in pinned memory of the\n"
-            "host",
-            &snapshot_on_host},
            {"--source-dir", "", "DIR",
             "read rank-00000.safetensors ... of the source ranks", &source_dir},
            {"--destination-dir", "", "DIR",
@@ -415,9 +396,6 @@ static int Main(int argc, char** argv) {
   }
   check |= delta;
   const bool nccl = transport == "nccl";
-  if (snapshot_on_host && !(delta && nccl)) {
-    return fail("--snapshot-on-host needs --delta and --transport nccl");
-  }
   if (!nccl && !local && transport != "ucx") {
     return fail("--transport is " + transport + "; wanted local, nccl or ucx");
   }
@@ -450,18 +428,17 @@ static int Main(int argc, char** argv) {
   if (!plan.ok()) {
     return fail(std::string(plan.status().message()));
   }
-  if (delta && plan->body().delta() == nullptr) {
+  if (delta && !refit::HasRungs(plan->body())) {
     return fail(
-        "--delta needs a plan whose job has options.delta; all "
-        "refits of this one are dense");
+        "--delta needs a plan with staged rounds whose job has options.delta; "
+        "all refits of this one are dense");
   }
   const refit::RunOfRanksOptions options = {
       .iterations = iterations,
       .timeout = std::chrono::seconds(timeout_seconds),
       .time_rounds = time_rounds || !trace.empty(),
       .digest = digest,
-      .change_rate = delta ? std::optional(rate) : std::nullopt,
-      .snapshot_on_host = snapshot_on_host};
+      .change_rate = delta ? std::optional(rate) : std::nullopt};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
       ranks_in_process

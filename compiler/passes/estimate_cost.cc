@@ -53,7 +53,7 @@ bool MovesLocalBeside(const Module& module) {
   const Stats& stats = module.stats;
   if (module.MechanismOf(Route::kLocal) != Mechanism::kDirect ||
       stats.network_bytes > 0 || stats.relayed_bytes > 0 ||
-      module.delta.has_value() || !module.quantizes.empty()) {
+      !module.quantizes.empty()) {
     return false;
   }
   // More bytes on its GPU than elsewhere, by source.

@@ -17,7 +17,7 @@ class Tensor(ctypes.Structure):
 class ExecutorOptions(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), *[(name, ctypes.c_void_p) for name in ("plan", "device", "rendezvous", "fabric")],
                 *[(name, ctypes.c_int32) for name in ("rank", "reserved", "without_graph", "time_rounds", "without_memory_watch",
-                                                      "snapshot_on_host", "transport", "reserved2")]]
+                                                      "transport")]]
 
 
 class RunOptions(ctypes.Structure):

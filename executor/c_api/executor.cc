@@ -20,8 +20,8 @@ static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
 static_assert(REFIT_MECHANISM_DIRECT ==
               static_cast<int>(fb::Mechanism::kDirect));
 static_assert(REFIT_NOTICE_HOSTS == static_cast<int>(NoticeKind::kHosts));
-static_assert(REFIT_NOTICE_NO_EFFECT ==
-              static_cast<int>(NoticeKind::kNoEffect));
+static_assert(REFIT_NOTICE_NOT_DELTA ==
+              static_cast<int>(NoticeKind::kNotDelta));
 static_assert(REFIT_STATE_LOADED == static_cast<int>(ExecutorState::kLoaded));
 static_assert(REFIT_STATE_CLOSED == static_cast<int>(ExecutorState::kClosed));
 
@@ -44,14 +44,13 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
   if (!status.ok()) return status;
-  if (options.reserved != 0 || options.reserved2 != 0) {
+  if (options.reserved != 0) {
     return absl::InvalidArgumentError("reserved is not 0");
   }
   for (const auto& [name, value] :
        {std::pair("without_graph", options.without_graph),
         std::pair("time_rounds", options.time_rounds),
-        std::pair("without_memory_watch", options.without_memory_watch),
-        std::pair("snapshot_on_host", options.snapshot_on_host)}) {
+        std::pair("without_memory_watch", options.without_memory_watch)}) {
     if (value == 0 || value == 1) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
@@ -67,8 +66,7 @@ absl::Status CreateExecutor(const refit_executor_options& options,
       .executor = {.rank = options.rank,
                    .graph = options.without_graph == 0,
                    .time_rounds = options.time_rounds != 0,
-                   .watch_memory = options.without_memory_watch == 0,
-                   .snapshot_on_host = options.snapshot_on_host != 0}};
+                   .watch_memory = options.without_memory_watch == 0}};
   if (options.rendezvous != nullptr) made_of.meeting = options.rendezvous->tcp;
   if (options.fabric != nullptr) made_of.fabric = options.fabric->fabric;
   absl::StatusOr<std::unique_ptr<Worker>> worker =

@@ -152,13 +152,11 @@ class RoundCopiesBuilder {
     uint64_t elements = 0;
   };
 
-  // Of sources alone: what a destination quantizes has come to it. In a refit
-  // of a delta plan copies have another form.
+  // Of sources alone: what a destination quantizes has come to it.
   Fusion FusionOf(std::vector<CopyBatch> batches) const {
     Fusion fusion;
     const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
-    if (launches.empty() || plan_.side(rank_) != fb::Side::kSource ||
-        body_.delta() != nullptr) {
+    if (launches.empty() || plan_.side(rank_) != fb::Side::kSource) {
       fusion.batches = std::move(batches);
       return fusion;
     }
@@ -393,7 +391,6 @@ class RoundCopiesBuilder {
   }
 
   absl::Status AddChoices() {
-    if (body_.delta() != nullptr) return absl::OkStatus();
     FusedBatches& fused = result_.fused;
     const size_t count = result_.batches.size();
     std::vector<CopyBatch> left = result_.batches;

@@ -33,11 +33,11 @@ uint64_t ElementsOf(const BoundTensor& tensor) {
 
 // Why no tensor of `rank` has use for a bitmap; "" if they have.
 std::string WhyNone(const PlanFile& plan, int32_t rank) {
-  const fb::Delta* const delta = plan.body().delta();
-  if (delta == nullptr) {
-    return "the plan's job has no options.delta, so each refit sends all";
+  if (!HasRungs(plan.body())) {
+    return "each refit sends all: the plan's job has no options.delta, or the "
+           "plan no staged rounds";
   }
-  if (delta->changes() != fb::DeltaChanges::kBitmap) {
+  if (plan.body().delta()->changes() != fb::DeltaChanges::kBitmap) {
     return "the plan's options.delta.changes is \"snapshot\", so the executor "
            "finds what changed; wanted no bitmap, or a plan with \"bitmap\"";
   }

@@ -65,7 +65,7 @@ bool HoldsWhatWasSent(const fb::Buffer& buffer, const fb::Copy& copy) {
          (buffer.post_hooks() == nullptr || buffer.post_hooks()->size() == 0);
 }
 
-// Bytes of a part of a message that hold elements of one size, from its start.
+// Bytes of a message that hold elements of one size.
 struct ElementRange {
   uint64_t begin_byte = 0;
   uint64_t end_byte = 0;
@@ -76,8 +76,7 @@ struct ElementRange {
 // Ascending, by the copies of the receiver. Empty if several of them read the
 // same byte.
 std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
-                                   const fb::Message& received,
-                                   uint64_t part_begin, uint64_t part_end) {
+                                   const fb::Message& received) {
   const fb::RankProgram& program = *body.programs()->Get(receiver);
   std::vector<ElementRange> ranges;
   ForEachCopy(body, received, [&](const fb::Copy& copy) {
@@ -89,11 +88,9 @@ std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
     for (uint32_t l = 0; l < copy.loops_count(); ++l) {
       bytes *= body.loops()->Get(copy.loops_begin() + l)->extent();
     }
-    const uint64_t begin = std::max(copy.staging_offset(), part_begin);
-    const uint64_t end = std::min(copy.staging_offset() + bytes, part_end);
-    if (begin >= end) return;
-    ranges.push_back({.begin_byte = begin - part_begin,
-                      .end_byte = end - part_begin,
+    if (bytes == 0) return;
+    ranges.push_back({.begin_byte = copy.staging_offset(),
+                      .end_byte = copy.staging_offset() + bytes,
                       .element_bytes = element_bytes,
                       .always = !HoldsWhatWasSent(buffer, copy)});
   });
@@ -112,7 +109,6 @@ std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
 StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
                            const RankSchedule& schedule)
     : schedule_(schedule),
-      merger_(plan, schedule),
       whole_below_bytes_(
           WholeBelowBytes(plan.body().limits()->bucket_bytes())) {
   const fb::Body& body = plan.body();
@@ -132,21 +128,20 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
   }
   Receivers receivers(plan, rank);
   for (const RoundWork& work : schedule.rounds()) {
-    if (work.mechanism != fb::Mechanism::kStaged) continue;
+    if (!work.IsStagedRound()) continue;
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const uint32_t number = work.operations_begin + i;
       const Operation& operation = schedule.operations()[number];
-      const MessagePart& part = schedule.parts()[number];
-      const fb::Message& message = *messages.Get(part.message);
+      const uint32_t position = schedule.parts()[number].message;
+      const fb::Message& message = *messages.Get(position);
       const bool send = operation.kind == fb::MessageKind::kSend;
       const auto receiver = static_cast<uint32_t>(send ? operation.peer : rank);
       const fb::Message* const received =
-          send ? receivers.Of(receiver, work.index, before[part.message])
+          send ? receivers.Of(receiver, work.index, before[position])
                : &message;
       if (received == nullptr) continue;
       const std::vector<ElementRange> ranges =
-          RangesOf(body, receiver, *received, part.begin_byte,
-                   part.begin_byte + operation.size_bytes);
+          RangesOf(body, receiver, *received);
       if (ranges.empty()) continue;
       MessageToCode& of = messages_[number];
       of.is_send = send;
@@ -177,39 +172,6 @@ StagedDeltas::StagedDeltas(const PlanFile& plan, int32_t rank,
       }
     }
   }
-}
-
-template <typename Use>
-auto StagedDeltas::WithSizes(size_t rung, const Use& use) const {
-  return use({.bytes = [&](size_t i) { return SizeBytes(i, rung); },
-              .is_coded = [&](size_t i) { return !IsWhole(i, rung); }});
-}
-
-std::vector<uint8_t> StagedDeltas::MostMerged() const {
-  std::vector<uint8_t> most;
-  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
-    most.push_back(WithSizes(rung, [&](const RoundMerger::Sizes& sizes) {
-      return merger_.Most(sizes);
-    }));
-  }
-  return most;
-}
-
-absl::Status StagedDeltas::Merge(absl::Span<const uint8_t> powers) {
-  layouts_.assign(rungs_.size(), std::nullopt);
-  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
-    if (rung >= powers.size() || powers[rung] == 0) continue;
-    layouts_[rung] = WithSizes(rung, [&](const RoundMerger::Sizes& sizes) {
-      return merger_.Lay(powers[rung], sizes);
-    });
-    if (!layouts_[rung].has_value()) {
-      return absl::InternalError(
-          absl::StrCat("the ranks agreed to merge ", 1 << powers[rung],
-                       " rounds on a rung of which this rank has no room for "
-                       "as many"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 void StagedDeltas::AddCopy(size_t operation, const StridedCopy& copy,
@@ -272,42 +234,14 @@ absl::Status StagedDeltas::Bind(absl::Span<const Operation> whole,
           "a message is staged at byte ", offset, ", no multiple of ",
           kCodeAlignmentBytes, "; refit-verify tells more"));
     }
-    for (size_t rung = 0; rung < rungs_.size(); ++rung) {
-      messages_[i].codes.push_back(staging + StagingOffset(i, rung));
-    }
+    messages_[i].code = staging + offset;
     SortCopies(messages_[i]);
   }
-  BindMerged(staging);
   auto coder = device.PrepareCodes(table, changes, messages_);
   if (!coder.ok()) return coder.status();
   coder_ = *std::move(coder);
   Take(rungs_.size());
   return absl::OkStatus();
-}
-
-// What the transport is given of merged rounds. Messages that travel whole may
-// lie in tensors.
-void StagedDeltas::BindMerged(std::byte* staging) {
-  merged_operations_.resize(rungs_.size());
-  for (size_t rung = 0; rung < rungs_.size(); ++rung) {
-    const MergedLayout* const layout = MergedOn(rung);
-    if (layout == nullptr) continue;
-    for (const MergedRound& merged : layout->rounds) {
-      std::vector<Operation>& operations =
-          merged_operations_[rung].emplace_back();
-      for (const MergedTransfer& transfer : merged.transfers) {
-        const uint32_t first = transfer.first_operation;
-        operations.push_back(whole_[first]);
-        operations.back().size_bytes = transfer.size_bytes;
-        const bool is_staged =
-            whole_[first].data ==
-            staging + schedule_.parts()[first].staging_offset;
-        if (transfer.is_coded || is_staged) {
-          operations.back().data = staging + transfer.staging_offset;
-        }
-      }
-    }
-  }
 }
 
 absl::Status StagedDeltas::RestartCounts(Stream stream) {
@@ -411,7 +345,7 @@ void StagedDeltas::Take(size_t rung) {
       const uint64_t room = RoomOf(number, rung_);
       if (room == 0) continue;
       takes_whole_ = false;
-      operations_[number].data = messages_[number].codes[rung_];
+      operations_[number].data = messages_[number].code;
       operations_[number].size_bytes =
           messages_[number].message.CodeBytes(room);
     }
@@ -457,7 +391,7 @@ uint64_t StagedSendBytes(const RankSchedule& schedule,
                          absl::Span<const Operation> operations) {
   uint64_t bytes = 0;
   for (const RoundWork& work : schedule.rounds()) {
-    if (work.mechanism != fb::Mechanism::kStaged) continue;
+    if (!work.IsStagedRound()) continue;
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const Operation& operation = operations[work.operations_begin + i];
       if (operation.kind != fb::MessageKind::kSend) continue;

@@ -15,7 +15,8 @@
 // take room that is meant for what changed. Messages so small that it would
 // gain nothing are always sent whole, and choose no rung.
 //
-// On rungs with room for it, rounds are merged (merged_rounds.h).
+// Direct rounds whose messages are sent in parts are no staged rounds: all of
+// them travels, as where they are stored.
 #ifndef REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 #define REFIT_EXECUTOR_DELTA_STAGED_DELTAS_H_
 
@@ -28,7 +29,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/delta/merged_rounds.h"
 #include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
@@ -66,24 +66,6 @@ class StagedDeltas {
   uint32_t ElementsPerSlot(size_t rung) const {
     return rung < rungs_.size() ? uint32_t{1} << rungs_[rung] : 1;
   }
-  // By rung: the power of two of rounds that this rank can merge at most; 0:
-  // none.
-  std::vector<uint8_t> MostMerged() const;
-  // As many rounds are merged as the ranks agreed on, the least of their
-  // MostMerged. Before Bind. Error: kInternal, this rank cannot merge so many.
-  absl::Status Merge(absl::Span<const uint8_t> powers);
-  // Null: each round of the rung travels alone.
-  const MergedLayout* MergedOn(size_t rung) const {
-    return rung < layouts_.size() && layouts_[rung].has_value()
-               ? &*layouts_[rung]
-               : nullptr;
-  }
-  // Where an operation is staged on a rung.
-  uint64_t StagingOffset(size_t operation, size_t rung) const {
-    const MergedLayout* const layout = MergedOn(rung);
-    return layout == nullptr ? schedule_.parts()[operation].staging_offset
-                             : layout->staging_offsets[operation];
-  }
   // Where elements of an operation that is coded lie: `from` in tensors of the
   // table, `to` as MessageToCode says. `is_known`: something tells which of
   // them changed; false: they are sent always. Before Bind. What nobody
@@ -118,10 +100,6 @@ class StagedDeltas {
   }
   const std::vector<Operation>& operations() const { return operations_; }
   size_t rung() const { return rung_; }
-  // What the transport is given of a merged round of MergedOn(rung()).
-  absl::Span<const Operation> MergedOperations(size_t merged) const {
-    return merged_operations_[rung_][merged];
-  }
   // Before sending: operations [begin, begin + count).
   absl::Status EnqueueEncode(uint32_t begin, uint32_t count, Stream stream);
   // Behind receiving. Error: CheckCoding's, where the device works on the
@@ -154,20 +132,13 @@ class StagedDeltas {
   // 0: it is sent whole on that rung.
   uint64_t RoomOf(size_t operation, size_t rung) const;
   std::vector<uint64_t> RoomsOf(const CodedMessage& message) const;
-  template <typename Use>
-  auto WithSizes(size_t rung, const Use& use) const;
-  void BindMerged(std::byte* staging);
 
   const RankSchedule& schedule_;
-  const RoundMerger merger_;
   std::vector<uint8_t> rungs_;
   uint64_t whole_below_bytes_;           // messages
   std::vector<MessageToCode> messages_;  // by operation; no elements: whole
   std::vector<std::vector<ReceivedRange>> received_;  // likewise; ascending
-  std::vector<std::optional<MergedLayout>> layouts_;  // by rung
   std::vector<Operation> whole_;
-  // By rung, and by merged round.
-  std::vector<std::vector<std::vector<Operation>>> merged_operations_;
   std::unique_ptr<MessageCoder> coder_;
   bool codes_at_once_ = false;  // on the calling thread
   std::vector<Operation> operations_;

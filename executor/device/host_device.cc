@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "executor/device/host_apply.h"
 #include "executor/device/host_copy.h"
-#include "executor/device/host_delta.h"
 #include "executor/device/host_digest.h"
 #include "executor/device/host_fence.h"
 #include "executor/device/host_message_coder.h"
@@ -42,7 +41,6 @@ class HostPreparedCopies : public PreparedCopies {
       apply_begin_.push_back(applies_.size());
       digest_begin_.push_back(digests_.size());
       begun_.push_back(batch.begun);
-      delta_begin_.push_back(deltas_.size());
       for (const ElementApply& apply : batch.applies) {
         const auto functions = batch.functions.begin() + apply.functions_begin;
         applies_.push_back(
@@ -59,18 +57,13 @@ class HostPreparedCopies : public PreparedCopies {
       }
       for (size_t i = 0; i < batch.copies.size(); ++i) {
         const StridedCopy& copy = batch.copies[i];
-        std::vector<uint32_t>& steps = batch.kind == CopyKind::kDigest
-                                           ? digest_steps_
-                                       : IsDelta(batch.kind) ? delta_steps_
-                                                             : copy_steps_;
+        std::vector<uint32_t>& steps =
+            batch.kind == CopyKind::kDigest ? digest_steps_ : copy_steps_;
         steps.push_back(copy.step);
         const auto loops = absl::MakeConstSpan(batch.loops)
                                .subspan(copy.loops_begin, copy.loops_count);
         if (batch.kind == CopyKind::kDigest) {
           digests_.push_back(MakeHostDigest(copy, loops, batch.digests[i]));
-        } else if (IsDelta(batch.kind)) {
-          deltas_.push_back(
-              MakeHostDelta(batch.kind, copy, loops, batch.delta));
         } else {
           copies_.push_back(MakeHostCopy(batch.kind, copy, loops));
         }
@@ -80,7 +73,6 @@ class HostPreparedCopies : public PreparedCopies {
     quantize_begin_.push_back(quantizes_.size());
     apply_begin_.push_back(applies_.size());
     digest_begin_.push_back(digests_.size());
-    delta_begin_.push_back(deltas_.size());
   }
 
   absl::Status Enqueue(size_t batch, Stream, const uint32_t* unless,
@@ -107,9 +99,6 @@ class HostPreparedCopies : public PreparedCopies {
       if (takes(copy_steps_[i])) RunHostCopy(copies_[i], table_.data());
     }
     RunDigests(batch, takes);
-    for (size_t i = delta_begin_[batch]; i < delta_begin_[batch + 1]; ++i) {
-      if (takes(delta_steps_[i])) RunHostDelta(deltas_[i], table_.data());
-    }
   }
 
   template <typename Takes>
@@ -150,18 +139,14 @@ class HostPreparedCopies : public PreparedCopies {
   std::vector<HostQuantize> quantizes_;
   std::vector<HostApply> applies_;
   std::vector<HostDigest> digests_;
-  std::vector<HostDelta> deltas_;
   std::vector<uint32_t> copy_steps_;
   std::vector<uint32_t> digest_steps_;
   std::vector<CopyAddress> begun_;  // by batch, of its digests
-  std::vector<uint32_t> delta_steps_;
-  // Into copies_, quantizes_, applies_, digests_ and deltas_; one more than
-  // batches.
+  // Into copies_, quantizes_, applies_ and digests_; one more than batches.
   std::vector<size_t> batch_begin_;
   std::vector<size_t> quantize_begin_;
   std::vector<size_t> apply_begin_;
   std::vector<size_t> digest_begin_;
-  std::vector<size_t> delta_begin_;
 };
 
 class HostStream : public DeviceStream {
@@ -239,11 +224,6 @@ absl::StatusOr<std::unique_ptr<DeviceMemory>> HostDevice::Allocate(
   madvise(data, size_bytes, MADV_HUGEPAGE);
   return std::make_unique<HostMemory>(static_cast<std::byte*>(data),
                                       size_bytes);
-}
-
-absl::StatusOr<std::unique_ptr<DeviceMemory>> HostDevice::AllocateOnHost(
-    uint64_t size_bytes) {
-  return Allocate(size_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<PreparedCopies>> HostDevice::Prepare(

@@ -189,7 +189,7 @@ class HostMessageCoder : public MessageCoder {
       message.message = of.message;
       message.is_send = of.is_send;
       message.rooms = of.rooms;
-      message.codes = of.codes;
+      message.code = of.code;
       if (of.is_send) message.changed.emplace(of.message.elements());
       for (size_t i = 0; i < of.copies.size(); ++i) {
         message.boxes.push_back(MakeCodedBox(of, i));
@@ -247,7 +247,7 @@ class HostMessageCoder : public MessageCoder {
     CodedMessage message;
     bool is_send = false;
     std::vector<uint64_t> rooms;
-    std::vector<std::byte*> codes;
+    std::byte* code = nullptr;
     std::vector<CodedBox> boxes;
     std::optional<ElementBits> changed;  // of a send: what was counted
 
@@ -323,8 +323,7 @@ class HostMessageCoder : public MessageCoder {
 
   void EncodeOne(const Message& message, size_t rung) const {
     const uint64_t width = message.message.element_bytes;
-    CodeWriter writer(message.message, message.RoomOn(rung),
-                      message.codes[rung]);
+    CodeWriter writer(message.message, message.RoomOn(rung), message.code);
     for (const CodedBox& box : message.boxes) {
       ForEachCodedRun(box, [&](const CodedRun& run) {
         const std::byte* const elements = AddressOf(run.first);
@@ -344,7 +343,7 @@ class HostMessageCoder : public MessageCoder {
   }
 
   absl::Status ApplyOne(const Message& message, size_t rung) const {
-    const std::byte* const code = message.codes[rung];
+    const std::byte* const code = message.code;
     const absl::StatusOr<std::vector<uint64_t>> elements =
         ElementsOfCode(message.message, message.RoomOn(rung), code);
     if (!elements.ok()) return elements.status();

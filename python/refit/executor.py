@@ -39,29 +39,26 @@ class Digest(NamedTuple):
 
 
 class DeltaReport(NamedTuple):
-    """How a refit of a plan with options.delta went. The versions are those of all ranks, the rest is what this rank
-    moved. docs/delta.md says when a delta pays."""
+    """How a refit of a plan with options.delta went. The versions are those of all ranks, the rest is what this rank sent in
+    staged rounds, because direct rounds always move everything. docs/delta.md says when a delta pays."""
 
     is_delta: bool
     why_dense: str  # a clause; "" if is_delta
     base_version: int  # of a delta: what it changed
     version: int  # what all ranks hold now
-    elements: int  # that this rank sends and a delta may leave out, once for each receiver: 0 on a destination
+    elements: int  # that this rank sends in staged rounds and a delta may leave out, once for each receiver: 0 on a destination
     changed_elements: int  # of these; 0 of a dense refit, which does not count them
-    stored_bytes: int  # to others' tensors, or sent in staged rounds
-    dense_bytes: int  # of a dense refit
+    stored_bytes: int  # sent in staged rounds
+    dense_bytes: int  # what a dense refit sends in them
     move_seconds: float  # of the rounds, with waits for others, and of choosing a rung
     keep_seconds: float  # behind the rounds, for the next refit
-    # Of a delta with staged rounds: their messages had room for one changed element of this many; 1: they were sent whole.
-    # Else 0.
+    # Of a delta: staged messages had room for one changed element of this many; 1: they were sent whole. 0: all was sent.
     rung: int = 0
     # What the refit's parts took, each on its stream and added up by kind. Parts overlap, so that the sums may exceed
     # move_seconds.
     find_seconds: float = 0.0  # of a delta: what changed, for staged rounds
     encode_seconds: float = 0.0  # staged messages; those that are whole: to pack
-    # On the wire, with waits for others. In direct rounds one kernel finds what changed, sends it and stores it: that is
-    # here, on the rank that stores.
-    wire_seconds: float = 0.0
+    wire_seconds: float = 0.0  # with waits for others; and what this rank moves in direct rounds
     apply_seconds: float = 0.0  # to store what staged rounds received
     check_seconds: float = 0.0  # digests, and their comparison with waits for others; 0: not checked
     # Agreeing with the other ranks, with waits for them: before the rounds on the version, the rung and that all can check,
@@ -83,16 +80,12 @@ class Executor:
     UCX carries what is on the CPU, NCCL what is on GPUs. NCCL is taken from the process: PyTorch's copy, never a second
     one.
 
-    `snapshot_on_host`: with a plan that compares with a snapshot (options.delta), a GPU's snapshot lies in pinned memory
-    of the host, not in the GPU's. Ranks may differ. docs/delta.md says what it costs.
-
     `counts`: an earlier executor's, whose counts `metrics` continues.
     """
 
     def __init__(self, plan: Plan, rank: int, *, device: Any = "cpu", fabric: Optional[_core.LocalFabric] = None,
-                 rendezvous: Optional[Rendezvous] = None, snapshot_on_host: bool = False, counts: Optional[dict[str, float]] = None):
+                 rendezvous: Optional[Rendezvous] = None, counts: Optional[dict[str, float]] = None):
         _check_plan(plan)
-        _check_flag("snapshot_on_host", snapshot_on_host)
         ordinal = _cuda_ordinal(device)
         if fabric is not None and ordinal is not None:  # before a GPU is asked for
             raise InvalidArgument("a local fabric carries host memory only, the device is a GPU")
@@ -100,14 +93,14 @@ class Executor:
         self.plan = plan
         self.rank = rank
         self.device = "cpu" if ordinal is None else f"cuda:{ordinal}"
-        self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous, snapshot_on_host)
+        self._core = _core.Executor(plan._file, rank, ordinal, fabric, rendezvous)
         self._locators: list[Callable[[], int]] = []  # of what is bound, which they keep alive
         self._bound: dict[str, Any] = {}  # the same, by name
         self._held: Optional[modules.Held] = None  # where a module has it
         self._changes: Mapping[str, Any] = {}  # the bitmaps, which are kept alive
         self._functions: dict[str, Optional[Callable[[str, Any], None]]] = {}  # of the post-hooks, since bind
         self._hook_error: Optional[BaseException] = None
-        self._meter = metrics.Meter(rank, rank < plan.source_ranks, {} if counts is None else counts)
+        self._meter = metrics.Meter(rank, {} if counts is None else counts)
 
     def connect(self, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Meets the other ranks and agrees on the plan; collective. After a failed run it makes the transport whole
@@ -236,7 +229,7 @@ class Executor:
         `dense`, on one rank or more, asks for a refit that sends all, of a plan with options.delta: ask whenever
         something else than a refit wrote a destination's tensors. Other plans always send all. `run` of a plan with
         options.delta, and with `check`, returns after all ranks have called it, because they agree first. Before a
-        delta refit with staged rounds it also waits for what `stream` was given before, also with `wait=False`.
+        delta refit it also waits for what `stream` was given before, also with `wait=False`.
 
         `direct_multiprocessors` is how many multiprocessors of this rank's GPU direct rounds between GPUs use at most,
         so that others can work beside the refit. 0: the plan's options.direct_multiprocessors, all unless the job bounds it.
@@ -333,13 +326,12 @@ class Executor:
     @property
     def delta_report(self) -> Optional[DeltaReport]:
         """How the last refit went, of a plan with options.delta; None before the first since `bind`, after one that
-        failed, and where all refits are dense (direct rounds over UCX, which `notices` says)."""
+        failed, and where all refits are dense."""
         report = self._core.delta_report()
         return None if report is None else DeltaReport(*report)
 
     def stats(self) -> dict[str, Any]:
-        """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread. Messages of direct
-        rounds count whole, also where a delta stores less: `delta_report.stored_bytes` tells that."""
+        """What the last run did: rounds, messages, bytes by route and mechanism, seconds of this thread."""
         return self._core.counters()
 
     @property
@@ -396,10 +388,10 @@ class Executor:
 
 def join(plan: Plan, rank: int, tensors: Any, *, unique_id: bytes, device: Any,
          buffers: Optional[Mapping[str, Any]] = None, hooks: Hooks = (), changes: Optional[Mapping[str, Any]] = None,
-         snapshot_on_host: bool = False, counts: Optional[dict[str, float]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
+         counts: Optional[dict[str, float]] = None, timeout: float = TIMEOUT_SECONDS) -> Executor:
     """An executor that is ready to run, of a rank that meets the others by a unique id (`rendezvous.unique_id`). The others
     are `Executor.bind`'s."""
-    executor = meet(plan, rank, unique_id, device=device, snapshot_on_host=snapshot_on_host, counts=counts)
+    executor = meet(plan, rank, unique_id, device=device, counts=counts)
     with closing_if_it_fails(executor):
         return executor.bind(tensors, buffers, hooks=hooks, changes=changes, timeout=timeout)
 

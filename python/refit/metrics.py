@@ -17,8 +17,8 @@ logger = logging.getLogger("refit")
 HELP = {
     "updates_total": "Updates that succeeded.",
     "failed_updates_total": "Updates that failed.",
-    "sent_bytes_total": "Bytes that this rank sent; of a delta what it stored at others.",
-    "received_bytes_total": "Bytes that this rank received; of a delta what it stored itself.",
+    "sent_bytes_total": "Bytes that this rank sent.",
+    "received_bytes_total": "Bytes that this rank received.",
     "seconds": "Wall time of the last update, with waits for other ranks.",
     "bind_seconds": "Time for connect and bind before the last update.",
     "bytes": "Bytes that this rank sent or received in the last update, whichever is more.",
@@ -39,8 +39,8 @@ HELP = {
 class Meter:
     """Counts an executor's updates, in `counts`, which outlive it."""
 
-    def __init__(self, rank: int, is_source: bool, counts: dict[str, float]):
-        self._rank, self._is_source = rank, is_source
+    def __init__(self, rank: int, counts: dict[str, float]):
+        self._rank = rank
         self._totals = counts
         for name in HELP:
             if name.endswith("_total"):
@@ -76,9 +76,6 @@ class Meter:
         phases: tuple[str, ...] = ("pack", "wire", "unpack")
         found: dict[str, float] = {f"{phase}_seconds": stats[f"{phase}_seconds"] for phase in phases}
         if report is not None:
-            if report.is_delta or report.stored_bytes:
-                # Messages are counted whole, and a delta stores less. A rank knows what it stored itself; of the rest nothing is known here.
-                enqueued[-1] = (report.stored_bytes, 0) if self._is_source else (0, report.stored_bytes)
             phases = ("find", "encode", "wire", "apply", "check", "agree")
             found = {f"{phase}_seconds": getattr(report, f"{phase}_seconds") for phase in phases} | {"is_delta": float(report.is_delta)}
             if report.change_rate is not None:

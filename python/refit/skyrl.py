@@ -42,7 +42,6 @@ class Options(BaseConfig):
     plan: str = ""
     check: bool = False
     check_every: int = 0
-    snapshot_on_host: bool = False
     timeout: float = TIMEOUT_SECONDS
     save_to: str = "refit-auto"
     on_refusal: str = "raise"
@@ -219,7 +218,7 @@ class LiveShards:
         try:
             device, _ = trainers.here(self.refit_device)
             info = RefitTrainerInitInfo(rank=rank, plan=plan if options.plan == auto.AUTO else options.plan, meeting=meeting, device=device,
-                                        snapshot_on_host=options.snapshot_on_host, check_every=options.check_every, timeout=options.timeout)
+                                        check_every=options.check_every, timeout=options.timeout)
             urls = Client(list(client.server_urls), int(client.data_parallel_size), init_payload_fn=engine_payloads)
             if config.speculative_config is not None and rank == 0:
                 # Tells the workers which model drafts. From then on each update writes both, so that SkyRL's second session is not needed.

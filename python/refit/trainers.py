@@ -337,9 +337,9 @@ class Sender:
     """A trainer's part of updates. It joins at the first, and at the one after a failed update, by another meeting. `keep_them_there`: how
     the framework keeps tensors where they are, for the error."""
 
-    def __init__(self, plan: Plan, *, timeout: float, snapshot_on_host: bool = False, keep_them_there: str = "keep parameters on the GPU"):
+    def __init__(self, plan: Plan, *, timeout: float, keep_them_there: str = "keep parameters on the GPU"):
         self.plan = plan
-        self._timeout, self._snapshot_on_host, self._keep_them_there = timeout, snapshot_on_host, keep_them_there
+        self._timeout, self._keep_them_there = timeout, keep_them_there
         self.executor: Optional[Executor] = None
         self._meeting: Any = None
         self._joining: Any = None
@@ -422,7 +422,7 @@ class Sender:
                 raise FailedPrecondition(refusal)
             self._joining = meeting
             self.executor = join(self.plan, rank, given, unique_id=meeting, device=device, changes=given.changes,
-                                 snapshot_on_host=self._snapshot_on_host, counts=self._counts, timeout=self._timeout)
+                                 counts=self._counts, timeout=self._timeout)
             self._meeting = meeting
         elif anew:
             make_whole(self.executor, self._timeout)
@@ -464,15 +464,15 @@ class Adapter:
     """A framework's trainer: its options, its part of updates, and how the last went. `plan` is a path that all ranks can read, a `Plan`, a
     job as a dict, or "auto": then the job is that of the trainer and the engine, and is saved in the folder `save_to`. `check`: after each
     update all ranks compare what they hold, as `Executor.run(check=True)` does; `check_every=K`: after the first since ranks met, and each
-    K-th. `snapshot_on_host`: of trainers, as `Executor` has it. `timeout`: seconds."""
+    K-th. `timeout`: seconds."""
 
     keep_them_there = "keep parameters on the GPU"
     _plan: Optional[Plan] = None  # "auto" and jobs make one once both sides are known
     _sender: Any = None
 
-    def __init__(self, plan: auto.Given, *, check: bool = False, check_every: int = 0, snapshot_on_host: bool = False,
+    def __init__(self, plan: auto.Given, *, check: bool = False, check_every: int = 0,
                  timeout: float = TIMEOUT_SECONDS, save_to: Any = "refit-auto"):
-        self._given, self._save_to, self._snapshot_on_host, self._timeout = plan, save_to, snapshot_on_host, timeout
+        self._given, self._save_to, self._timeout = plan, save_to, timeout
         self._new_checks = functools.partial(Checks, check, check_every)
         self._checks = self._new_checks()
         if not auto.is_made(plan):
@@ -480,7 +480,7 @@ class Adapter:
 
     def _take_plan(self, plan: Plan) -> None:
         self._plan = plan
-        self._sender = Sender(plan, timeout=self._timeout, snapshot_on_host=self._snapshot_on_host, keep_them_there=self.keep_them_there)
+        self._sender = Sender(plan, timeout=self._timeout, keep_them_there=self.keep_them_there)
 
     @property
     def _told(self) -> Any:

@@ -157,7 +157,7 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     """`plan`: a path, a `Plan`, a job as a dict, or "auto", whose job is saved in the folder `save_to`. `rank` is the plan's source rank.
     `meeting`: a unique id as hex, which rank 0 made (refit.rendezvous.unique_id)
     and handed to the other trainers. `names`: from the source's names to the plan's; default: they are the same. `changes`:
-    bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `snapshot_on_host`: as `Executor` has it. `check_every`, the
+    bitmaps by the plan's names, as `Executor.bind` has them; they stay bound. `check_every`, the
     same on all trainers: K has the first update since ranks met and each K-th checked."""
 
     backend: ClassVar[str] = BACKEND
@@ -166,7 +166,6 @@ class RefitTrainerInitInfo(TrainerInitInfo):
     device: Any = "cuda"
     names: Optional[Callable[[str], str]] = None
     changes: Optional[Mapping[str, Any]] = None
-    snapshot_on_host: bool = False
     check_backends: bool = True
     check_every: int = 0
     save_to: Any = "refit-auto"
@@ -275,7 +274,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         info = self._info
         with ending_the_meeting(info.meeting):
             plan = auto.load(info.plan)
-        self._sender = Sender(plan, timeout=info.timeout, snapshot_on_host=info.snapshot_on_host, keep_them_there=_KEEP)
+        self._sender = Sender(plan, timeout=info.timeout, keep_them_there=_KEEP)
 
         def tensors() -> Taken:
             if not 0 <= info.rank < plan.source_ranks:

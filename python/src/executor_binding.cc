@@ -64,13 +64,11 @@ class RankExecutor {
   RankExecutor(std::shared_ptr<const PlanFile> plan, int32_t rank,
                std::optional<int> cuda_ordinal,
                std::shared_ptr<LocalFabric> fabric,
-               const std::optional<TcpRendezvous>& rendezvous,
-               bool snapshot_on_host) {
-    WorkerOptions options = {
-        .plan = std::move(plan),
-        .device = nullptr,
-        .fabric = std::move(fabric),
-        .executor = {.rank = rank, .snapshot_on_host = snapshot_on_host}};
+               const std::optional<TcpRendezvous>& rendezvous) {
+    WorkerOptions options = {.plan = std::move(plan),
+                             .device = nullptr,
+                             .fabric = std::move(fabric),
+                             .executor = {.rank = rank}};
     if (cuda_ordinal.has_value()) {
       options.device = Check(CreateCudaDevice(*cuda_ordinal));
     } else {
@@ -386,10 +384,9 @@ void BindExecutor(nb::module_& module) {
   nb::class_<RankExecutor>(module, "Executor")
       .def(nb::init<std::shared_ptr<PlanFile>, int32_t, std::optional<int>,
                     std::shared_ptr<LocalFabric>,
-                    const std::optional<TcpRendezvous>&, bool>(),
+                    const std::optional<TcpRendezvous>&>(),
            nb::arg("plan"), nb::arg("rank"), nb::arg("cuda_ordinal").none(),
-           nb::arg("fabric").none(), nb::arg("rendezvous").none(),
-           nb::arg("snapshot_on_host") = false)
+           nb::arg("fabric").none(), nb::arg("rendezvous").none())
       .def("connect", &RankExecutor::Connect, nb::arg("timeout"))
       .def("bind", &RankExecutor::Bind, nb::arg("tensors"), nb::arg("timeout"),
            nb::arg("hooks"))

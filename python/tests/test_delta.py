@@ -14,7 +14,8 @@ from test_check import World, arrays
 
 
 def job_of(tiny_job, delta):
-    return {**tiny_job, "options": {"delta": delta}}
+    """Staged rounds, of buckets so small that messages of a few elements are coded."""
+    return {**tiny_job, "options": {"delta": delta, "peer": "staged", "bucket_bytes": 4096}}
 
 
 def world_of(tiny_job, delta, changes=None):
@@ -29,59 +30,21 @@ def bitmaps(rank, held, dtype="u4"):
     return {name: np.zeros((tensor.size + 31) // 32, dtype) for name, tensor in held.items()} if rank < 2 else {}
 
 
-def test_staged_rounds_tell_their_rung(tiny_job):
-    job = {**job_of(tiny_job, True), "topology": {"gpus_per_host": 1}}
-    job["options"] = {**job["options"], "bucket_bytes": 4096}  # so that its messages are no small ones
-    plan = refit.compile(job)
-    tensors = [arrays(plan, rank, seed=rank if rank < 2 else None) for rank in range(plan.world_size)]
-    tensors[1]["norm.weight"][:] = tensors[0]["norm.weight"]
-    world = World(plan, tensors, changes=lambda rank, held: {})
-    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
-    assert [world.executors[rank].delta_report.rung for rank in (0, 1)] == [0, 0]
-    world.sources[1]["layers.0.weight"][2, 5] = 7
-    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
-    report = world.executors[1].delta_report
-    assert report.is_delta and report.rung > 1 and report.changed_elements == 1
-    assert report.stored_bytes < report.dense_bytes
-    assert [parts_of(world, rank) for rank in (1, 2)] == ["find encode wire check keep", "wire apply check keep"]
-
-
 def parts_of(world, rank):
     """That took time."""
     report = world.executors[rank].delta_report._asdict()
     return " ".join(part for part in ("find", "encode", "wire", "apply", "check", "keep") if report[f"{part}_seconds"] > 0)
 
 
-@pytest.mark.parametrize("has_marks", [True, False])
-def test_staged_rounds_send_what_a_worker_marks(tiny_job, has_marks):
-    job = {**job_of(tiny_job, {"changes": "bitmap"}), "topology": {"gpus_per_host": 1}}
-    job["options"] = {**job["options"], "bucket_bytes": 4096}
-    plan = refit.compile(job)
-    tensors = [arrays(plan, rank, seed=rank if rank < 2 else None) for rank in range(plan.world_size)]
-    tensors[1]["norm.weight"][:] = tensors[0]["norm.weight"]
-    given = {}
-
-    def changes(rank, held):
-        given[rank] = bitmaps(rank, held)
-        return given[rank]
-
-    world = World(plan, tensors, changes=changes)
+def test_a_change_without_its_mark_fails_the_refit(tiny_job):
+    world = world_of(tiny_job, {"changes": "bitmap"}, bitmaps)
     world.on_all(lambda rank: world.executors[rank].run(timeout=20))
-    world.sources[1]["layers.0.weight"][2, 5] = 7  # [4, 6], rows 4 to 7
-    if not has_marks:
-        with pytest.raises(refit.DataLoss, match="layers.0.weight"):  # the digests do not agree
-            world.on_all(lambda rank: world.executors[rank].run(timeout=20))
-        return
-    given[1]["layers.0.weight"][0] = 1 << 17
-    world.on_all(lambda rank: world.executors[rank].run(timeout=20))
-    report = world.executors[1].delta_report
-    assert report.is_delta and report.rung > 1 and report.changed_elements == 1
-    assert report.stored_bytes < report.dense_bytes
-    assert world.tensors[3]["layers.0.weight"][6, 2] == 7
-    assert not given[1]["layers.0.weight"].any()
+    world.sources[1]["layers.0.weight"][2, 5] = 7
+    with pytest.raises(refit.DataLoss, match="layers.0.weight"):  # the digests do not agree
+        world.on_all(lambda rank: world.executors[rank].run(timeout=20))
 
 
-def test_a_refit_tells_what_it_moved(tiny_job):
+def test_a_refit_tells_what_it_sent(tiny_job):
     world = world_of(tiny_job, True)
     assert world.executors[0].delta_report is None
     world.on_all(lambda rank: world.executors[rank].run(timeout=20))
@@ -96,8 +59,8 @@ def test_a_refit_tells_what_it_moved(tiny_job):
     assert 0 < report.stored_bytes < report.dense_bytes and report.move_seconds > 0
     assert world.executors[3].delta_report.change_rate is None  # a destination does not know
     assert report.total_seconds > report.agree_seconds + report.wire_seconds + report.check_seconds > report.check_seconds > 0
-    assert [parts_of(world, rank) for rank in (1, 2)] == ["wire check keep", "check keep"]  # sources store
-    assert world.executors[0].delta_report.stored_bytes == 0
+    assert [parts_of(world, rank) for rank in (1, 2)] == ["find encode wire check keep", "wire apply check keep"]
+    assert report.rung > 1 and world.executors[2].delta_report.stored_bytes == 0
     assert world.tensors[3]["layers.0.weight"][6, 2] == 7
     assert isinstance(report, refit.DeltaReport)
 
@@ -119,7 +82,7 @@ def test_a_worker_marks_what_changed(tiny_job, dtype):
     arrived = world.tensors[2]["layers.1.weight"]
     assert arrived[4, 1] == 9 and arrived[4, 2] != 9  # which was not marked
     report = world.executors[1].delta_report
-    assert (report.changed_elements, report.stored_bytes) == (1, 4)
+    assert report.changed_elements == 1 and report.stored_bytes < report.dense_bytes
     assert not given[1]["layers.1.weight"].any()
 
 
@@ -189,8 +152,6 @@ def test_a_flag_that_is_no_bool_is_refused_by_name(tiny_job, flag):
     world = world_of(tiny_job, True)
     with pytest.raises(refit.InvalidArgument, match=f"^{flag} is 1; wanted True or False$"):
         world.executors[0].run(**{flag: 1})
-    with pytest.raises(refit.InvalidArgument, match="^snapshot_on_host is 'yes'; wanted True or False$"):
-        refit.Executor(world.executors[0].plan, 0, snapshot_on_host="yes")
 
 
 def test_a_plan_without_deltas_is_dense_anyway(tiny_job):
@@ -224,7 +185,7 @@ def refused(tiny_job, delta, rank, changes):
 
     def bind(of):
         try:
-            refit.Executor(plan, of, fabric=fabric, snapshot_on_host=True).bind(
+            refit.Executor(plan, of, fabric=fabric).bind(
                 tensors[of], changes=changes(tensors[of]) if of == rank else None, timeout=20)
         except refit.Error as error:
             told[of] = error
@@ -244,8 +205,8 @@ def one(bits):
 
 
 @pytest.mark.parametrize("delta, rank, changes, said", [
-    (False, 0, one(np.zeros(1, "u4")), 'bitmap: "layers.0.weight" has a bitmap of changes, but the plan\'s job has no '
-                                       "options.delta, so each refit sends all"),
+    (False, 0, one(np.zeros(1, "u4")), 'bitmap: "layers.0.weight" has a bitmap of changes, but each refit sends all: the plan\'s '
+                                       "job has no options.delta, or the plan no staged rounds"),
     (True, 0, one(np.zeros(1, "u4")), 'bitmap: "layers.0.weight" has a bitmap of changes, but the plan\'s options.delta.changes '
                                       'is "snapshot", so the executor finds what changed; wanted no bitmap, or a plan with '
                                       '"bitmap"'),

@@ -274,7 +274,7 @@ def test_stages_that_are_asked_one_after_the_other_refit_together(plan_file, mon
 
 
 def test_a_rank_asks_for_a_dense_refit_and_tells_how_it_went(plan_file, monkeypatch):
-    path = plan_file(pipeline_parallel=2, options={"delta": True})
+    path = plan_file(pipeline_parallel=2, options={"delta": True, "peer": "staged"})
     plan = refit.Plan.load(path)
     engine = Engine(plan, 2, 1, monkeypatch)
     weights = {name: np.ones(info.shape, np.float32) for name, info in plan.tensors(0).items()}
@@ -295,7 +295,7 @@ def test_a_rank_asks_for_a_dense_refit_and_tells_how_it_went(plan_file, monkeypa
 
 @pytest.mark.parametrize("tags, releases", [(None, True), ([], True), (["kv_cache", "weights"], True), (["kv_cache"], False)])
 def test_an_update_after_weights_were_released_needs_a_bind(plan_file, monkeypatch, tags, releases):
-    path = plan_file(options={"delta": True})
+    path = plan_file(options={"delta": True, "peer": "staged"})
     plan = refit.Plan.load(path)
     engine = Engine(plan, 1, 1, monkeypatch)
     weights = {name: np.ones(info.shape, np.float32) for name, info in plan.tensors(0).items()}

@@ -164,16 +164,16 @@ class Shard(np.ndarray):
 
 
 def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
-    plan = refit.compile({**tiny_job, "options": {"delta": {"changes": "bitmap"}}})
+    plan = refit.compile({**tiny_job, "options": {"delta": {"changes": "bitmap"}, "peer": "staged", "bucket_bytes": 4096}})
     fabric = refit.LocalFabric(plan.world_size)
-    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, counts, **options:
-                        refit.Executor(plan, rank, fabric=fabric, snapshot_on_host=snapshot_on_host).bind(tensors, **options))
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, counts, **options:
+                        refit.Executor(plan, rank, fabric=fabric).bind(tensors, **options))
     tensors = [{name: np.zeros(info.shape, np.float32).view(Shard) for name, info in plan.tensors(rank).items()}
                for rank in range(plan.world_size)]
     for held in tensors[:plan.source_ranks]:
         for tensor in held.values():
             tensor.refit_changes = np.zeros((tensor.size + 31) // 32, "u4")
-    senders = [refit.trainers.Sender(plan, timeout=20, snapshot_on_host=True) for _ in range(plan.source_ranks)]
+    senders = [refit.trainers.Sender(plan, timeout=20) for _ in range(plan.source_ranks)]
     receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}
 
     def send(rank):
@@ -208,9 +208,9 @@ def test_a_trainers_bitmaps_come_with_its_tensors(tiny_job, monkeypatch):
 
 
 def test_trainers_bind_anew_if_all_ranks_are_told_so(tiny_job, monkeypatch):
-    plan = refit.compile({**tiny_job, "options": {"delta": True}})
+    plan = refit.compile({**tiny_job, "options": {"delta": True, "peer": "staged", "bucket_bytes": 4096}})
     fabric = refit.LocalFabric(plan.world_size)
-    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, snapshot_on_host, counts, **options:
+    monkeypatch.setattr(refit.trainers, "join", lambda plan, rank, tensors, *, unique_id, device, counts, **options:
                         refit.Executor(plan, rank, fabric=fabric).bind(tensors, **options))
     senders = [refit.trainers.Sender(plan, timeout=20) for _ in range(plan.source_ranks)]
     receivers = {rank: refit.Executor(plan, rank, fabric=fabric) for rank in range(plan.source_ranks, plan.world_size)}

@@ -637,7 +637,7 @@ def test_a_worker_binds_the_vision_tower_that_a_plan_moves(tower_job, monkeypatc
 
 
 def test_a_worker_asks_for_a_dense_refit_and_tells_how_it_went(trainer_and_worker):
-    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON", delta=True)
+    plan, trainer, worker, bound, reply = trainer_and_worker("triton", "TRITON", delta=True, peer="staged")
     assert (reply["error"], reply["delta"]) == ("", None)
 
     def update(**options):

@@ -413,7 +413,6 @@ TEST(JobWarningsTest, DeltasThatMakeDenseRefitsMuchSlower) {
   }
 }
 
-// Receivers of staged messages cast to the wider dtype, senders of direct ones.
 TEST(JobWarningsTest, DeltasThatSendMuchWhateverChanged) {
   constexpr std::string_view kOne =
       R"("model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 2,
@@ -434,16 +433,23 @@ TEST(JobWarningsTest, DeltasThatSendMuchWhateverChanged) {
   };
   const std::string wide = R"(, "dtype": "fp32")";
   const std::string delta = R"("delta": true)";
-  EXPECT_EQ(warnings(kOne, wide, 1, delta),
-            "job.json:5:22: warning: with options.delta 100.0 % of the bytes "
-            "travel in each refit all the same: 100.0 % are cast by receivers "
-            "of staged messages; wanted the source's dtype at the destination, "
-            "or no delta");
-  EXPECT_EQ(warnings(kTiny, "", 1, delta),
-            "job.json:5:22: warning: with options.delta 100.0 % of the bytes "
-            "travel in each refit all the same: 100.0 % are in staged messages "
-            "below 65536 bytes; wanted no delta");
-  EXPECT_EQ(warnings(kOne, wide, 8, delta), "");
+  EXPECT_EQ(
+      warnings(kOne, wide, 1, delta),
+      "job.json:5:22: warning: with options.delta 100.0 % of the bytes of "
+      "staged messages travel in each refit all the same: 100.0 % are "
+      "cast by receivers; wanted the source's dtype at the destination, "
+      "or no delta");
+  EXPECT_EQ(
+      warnings(kTiny, "", 1, delta),
+      "job.json:5:22: warning: with options.delta 100.0 % of the bytes of "
+      "staged messages travel in each refit all the same: 100.0 % are in "
+      "messages below 65536 bytes; wanted no delta");
+  EXPECT_EQ(
+      warnings(kOne, "", 8, delta),
+      "job.json:5:22: warning: options.delta has no effect: no round is "
+      "staged, and direct rounds always move everything; wanted no delta, "
+      "or options.peer \"staged\"");
+  EXPECT_EQ(warnings(kOne, "", 8, delta + R"(, "peer": "staged")"), "");
   EXPECT_EQ(warnings(kOne, "", 1, delta), "");
   EXPECT_EQ(warnings(kOne, wide, 1, R"("delta": false)"), "");
 }

@@ -24,7 +24,7 @@ FAMILIES = {
     "dense": {**HIDDEN, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2, "head_dim": 32},
 }  # fmt: skip
 CASES = {
-    "dense tp1, deltas": ("dense", {}, {"peer": "staged", "delta": {"changes": "snapshot"}}),  # UCX: direct rounds have none
+    "dense tp1, deltas": ("dense", {}, {"peer": "staged", "delta": {"changes": "snapshot"}}),
     "dense pp2": ("dense", {"pipeline_parallel": 2}, {}),
 }
 

@@ -78,7 +78,7 @@ def plan_of(family, tensor_parallel=1, delta=False, tower="moved", trainers=1):
 
     vision = {"vision": tower == "moved"} if family in TOWERS else {}
     return refit.compile({"model": FAMILIES[family], "source": {"layout": "fsdp", "data_parallel": trainers},
-                          "options": {"delta": delta}, "colocated": trainers > 1,
+                          "options": {"delta": delta, "peer": "staged" if delta else "direct"}, "colocated": trainers > 1,
                           "destination": {"layout": "vllm", "tensor_parallel": tensor_parallel, **vision}})
 
 
@@ -300,7 +300,7 @@ def refit_by_backend(llm, plan, sources, _):
             return iter(self.tensors.items())
 
     changes = {name: torch.zeros((tensor.numel() + 31) // 32, dtype=torch.int32) for name, tensor in sources[0].items()}
-    info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0, snapshot_on_host=True,
+    info = RefitTrainerInitInfo(plan=plan, meeting=refit.LocalFabric(plan.world_size), device="cpu", rank=0,
                                 check_backends=False, changes=changes)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Clients([Client()]),
                                                         source=ModuleSource(Trained(sources[0])))

@@ -32,7 +32,7 @@ enum {
 
 static const char* staged_path;
 static const char* direct_path;
-static const char* marked_path; /* direct, with options.delta "bitmap" */
+static const char* marked_path; /* staged, with options.delta "bitmap" */
 static int failures;
 static pthread_mutex_t failures_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -585,9 +585,9 @@ static void TestRounds(void) {
     ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
           "time_rounds is 2, it should be 0 or 1");
     options.time_rounds = 0;
-    options.snapshot_on_host = -1;
+    options.without_graph = -1;
     ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
-          "snapshot_on_host is -1, it should be 0 or 1");
+          "without_graph is -1, it should be 0 or 1");
     refit_device_free(device);
     refit_plan_free(plan);
   }
@@ -741,8 +741,8 @@ static void TestLayoutOfStructs(void) {
   EXPECT(offsetof(refit_tensor, dtype) == 48);
   EXPECT(offsetof(refit_executor_options, rank) == 40);
   EXPECT(offsetof(refit_executor_options, without_graph) == 48);
-  EXPECT(offsetof(refit_executor_options, transport) == 64);
-  EXPECT(sizeof(refit_executor_options) == 72);
+  EXPECT(offsetof(refit_executor_options, transport) == 60);
+  EXPECT(sizeof(refit_executor_options) == 64);
   EXPECT(sizeof(refit_notice) == 24);
   EXPECT(offsetof(refit_notice, text) == 16);
   EXPECT(sizeof(refit_round) == 48);
@@ -902,7 +902,7 @@ static void TestCreateErrors(void) {
   bad.struct_size = 12;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "struct_size of refit_executor_options is 12, it should be "
-        "sizeof(refit_executor_options), which is 72 in Refit ");
+        "sizeof(refit_executor_options), which is 64 in Refit ");
   bad = good;
   bad.plan = NULL;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
@@ -933,7 +933,7 @@ static void TestCreateErrors(void) {
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "a transport is chosen, but a local fabric is one itself");
   bad = good;
-  bad.reserved2 = 1;
+  bad.reserved = 1;
   ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
         "reserved is not 0");
   bad = good;
@@ -1290,13 +1290,14 @@ static void TestDeltas(void) {
   EXPECT(report.is_delta == 1);
   EXPECT(strcmp(report.why_dense, "") == 0);
   EXPECT(report.base_version == 1 && report.version == 2);
-  EXPECT(report.changed_elements == 1 && report.stored_bytes == 2);
+  EXPECT(report.changed_elements == 1 && report.rung == 128);
+  EXPECT(report.stored_bytes < kRankBytes / 2);
   EXPECT(report.dense_bytes == kRankBytes);
   EXPECT(report.move_seconds > 0);
   EXPECT(report.wire_seconds > 0 && report.check_seconds > 0);
   EXPECT(report.agree_seconds > 0);
   EXPECT(report.total_seconds > report.agree_seconds + report.wire_seconds);
-  EXPECT(report.find_seconds == 0 && report.encode_seconds == 0);
+  EXPECT(report.find_seconds > 0 && report.encode_seconds > 0);
   EXPECT(report.apply_seconds == 0);
   /* A caller of the first version, whose struct ended there. */
   report.find_seconds = report.check_seconds = 7;
@@ -1312,7 +1313,7 @@ static void TestDeltas(void) {
   EXPECT(report.check_seconds > 0 && report.check_seconds < 7);
   EXPECT(report.agree_seconds == 7 && report.total_seconds == 7);
   report = ReportOf(&ranks[0]);
-  EXPECT(report.changed_elements == 0 && report.stored_bytes == 0);
+  EXPECT(report.changed_elements == 0);
 
   /* A worker's own load. */
   FillWeights(ranks);

@@ -132,12 +132,11 @@ std::string DrawJob(Draw& draw) {
   parameters.push_back(
       absl::StrFormat(R"({"name": "head", "shape": [%d, 60], "dtype": "bf16"})",
                       draw.Between(1, 900)));
-  const bool has_deltas = draw.Chance(30);
-  if (has_deltas) options.push_back(R"("delta": {"dense_every": 100})");
+  if (draw.Chance(30)) options.push_back(R"("delta": {"dense_every": 100})");
   if (draw.Chance(25)) options.push_back(R"("fold": "always")");
   if (draw.Chance(35)) {
     options.push_back(R"("peer": "staged")");
-  } else if (draw.Chance(40) && !has_deltas) {
+  } else if (draw.Chance(40)) {
     options.push_back(R"("direct": "pull")");
   }
   const int64_t sources = draw.Between(1, 4);
@@ -283,33 +282,29 @@ TEST(CheckedRefitTest, RanksThatShareAGpuTellNoSteps) {
   }
 }
 
-// Comparing, encoding and applying take all of a GPU.
-TEST(CheckedRefitTest, DeltasWithASnapshotDigestBehindTheRounds) {
-  for (const char* peer : {"direct", "staged"}) {
-    SCOPED_TRACE(peer);
-    const PlanFile plan = CompiledPlan(HalvesJob(absl::StrFormat(
-        R"("options": {"bucket_bytes": 8192, "peer": "%s", "delta": {}})",
-        peer)));
-    LocalWorld<CountingDevice> world(plan);
-    world.Bind();
-    ValueCheck values(plan);
-    values.FillSources(world.tensors);
-    const auto besides = [&] {
-      for (const absl::Status& status : world.CheckedRefit()) {
-        EXPECT_TRUE(status.ok()) << status;
-      }
-      EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
-      int steps = 0;
-      for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-        steps += std::exchange(world.device(rank).beside_rounds, 0);
-      }
-      return steps;
-    };
-    EXPECT_GT(besides(), 0);
-    values.ChangeSources(world.tensors, 0.001);
-    EXPECT_EQ(besides(), 0);
-    EXPECT_TRUE(world.executor(0).delta_report()->is_delta);
-  }
+// Encoding and applying take all of a GPU.
+TEST(CheckedRefitTest, DeltasDigestBehindTheRounds) {
+  const PlanFile plan = CompiledPlan(HalvesJob(
+      R"("options": {"bucket_bytes": 8192, "peer": "staged", "delta": {}})"));
+  LocalWorld<CountingDevice> world(plan);
+  world.Bind();
+  ValueCheck values(plan);
+  values.FillSources(world.tensors);
+  const auto besides = [&] {
+    for (const absl::Status& status : world.CheckedRefit()) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
+    int steps = 0;
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      steps += std::exchange(world.device(rank).beside_rounds, 0);
+    }
+    return steps;
+  };
+  EXPECT_GT(besides(), 0);
+  values.ChangeSources(world.tensors, 0.001);
+  EXPECT_EQ(besides(), 0);
+  EXPECT_TRUE(world.executor(0).delta_report()->is_delta);
 }
 
 TEST(CheckedRefitTest, StagedRoundsAreDigestedOneByOne) {

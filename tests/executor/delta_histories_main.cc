@@ -5,7 +5,7 @@
 // usage: delta_histories PLAN.refit nccl|ucx HISTORIES
 //
 // One process for each rank, as torchrun starts them. The plan has staged
-// rounds alone. Odd histories keep a GPU's snapshot on the host.
+// rounds alone.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -40,7 +40,6 @@ class History {
           std::shared_ptr<Device> device, uint32_t seed)
       : plan_(plan), device_(std::move(device)), random_(seed) {
     meeting_ = std::move(meeting);
-    snapshot_on_host_ = seed % 2 == 1;
   }
 
   absl::Status Live(Tally& tally) {
@@ -48,8 +47,7 @@ class History {
         ConnectTcp(meeting_, std::chrono::steady_clock::now() + kTimeout);
     if (!control.ok()) return control.status();
     absl::StatusOr<std::unique_ptr<WorldRank>> made =
-        WorldRank::Create(plan_, *std::move(control), device_, kTimeout,
-                          {.snapshot_on_host = snapshot_on_host_});
+        WorldRank::Create(plan_, *std::move(control), device_, kTimeout);
     if (!made.ok()) return made.status();
     rank_ = *std::move(made);
     constexpr double kRates[] = {0.0003, 0.01, 0.05, 0.2, 1};
@@ -137,7 +135,6 @@ class History {
   const PlanFile& plan_;
   TcpRendezvous meeting_;
   const std::shared_ptr<Device> device_;
-  bool snapshot_on_host_ = false;
   std::mt19937 random_;
   std::unique_ptr<WorldRank> rank_;
 };

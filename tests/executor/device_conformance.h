@@ -48,10 +48,8 @@ class DeviceConformance : public testing::TestWithParam<DeviceFactory> {
     return bytes;
   }
 
-  std::unique_ptr<DeviceMemory> Upload(const Bytes& bytes,
-                                       bool to_host = false) {
-    auto memory = to_host ? device_->AllocateOnHost(bytes.size())
-                          : device_->Allocate(bytes.size());
+  std::unique_ptr<DeviceMemory> Upload(const Bytes& bytes) {
+    auto memory = device_->Allocate(bytes.size());
     EXPECT_TRUE(memory.ok()) << memory.status();
     EXPECT_TRUE(
         device_->Copy((*memory)->data(), bytes.data(), bytes.size(), kStream)
@@ -612,10 +610,6 @@ TEST_P(DeviceConformance, MemoryIsAlignedAndMayBeEmpty) {
   ASSERT_TRUE(memory.ok());
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*memory)->data()) % 256, 0);
   EXPECT_TRUE(device_->Allocate(0).ok());
-  auto on_host = device_->AllocateOnHost(1);
-  ASSERT_TRUE(on_host.ok());
-  EXPECT_EQ(reinterpret_cast<uintptr_t>((*on_host)->data()) % 256, 0);
-  EXPECT_TRUE(device_->AllocateOnHost(0).ok());
 }
 
 TEST_P(DeviceConformance, TooMuchMemoryIsAnError) {

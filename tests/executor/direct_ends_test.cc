@@ -95,12 +95,6 @@ TEST(DirectEndsTest, RanksWhoseMemoryOthersUseMoveNothingBeside) {
   EXPECT_FALSE(EndsOf(plan, 0, peers)[0].beside);
 }
 
-TEST(DirectEndsTest, DeltasMoveNothingBeside) {
-  const PlanFile plan = CompiledPlan(
-      ReshardJob(3, 3, R"("delta": true)", R"(, "colocated": true)"));
-  EXPECT_FALSE(EndsOf(plan, 0)[0].beside);
-}
-
 // Nobody can map the tensors of rank 5, which reads all that it receives and
 // stores what it passes on: so it is the origin in all rounds.
 TEST(DirectEndsTest, RelaysMoveNothingBeside) {

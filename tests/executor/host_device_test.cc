@@ -1,7 +1,6 @@
 #include "refit/host_device.h"
 
 #include "tests/executor/apply_conformance.h"
-#include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
 #include "tests/executor/marking_cast_conformance.h"
@@ -16,10 +15,6 @@ INSTANTIATE_TEST_SUITE_P(Host, ApplyConformance,
                            return std::make_unique<HostDevice>();
                          })));
 INSTANTIATE_TEST_SUITE_P(Host, DigestConformance,
-                         testing::Values(DeviceFactory([] {
-                           return std::make_unique<HostDevice>();
-                         })));
-INSTANTIATE_TEST_SUITE_P(Host, DeltaConformance,
                          testing::Values(DeviceFactory([] {
                            return std::make_unique<HostDevice>();
                          })));

@@ -302,8 +302,7 @@ class MessageCodeConformance : public DeviceConformance {
       world.tensors.push_back(Upload(bytes));
     }
     for (const Bytes& bytes : Laid(c, &Box::before)) {
-      const bool on_host = world.shadows.size() % 3 == 0;
-      world.shadows.push_back(send ? Upload(bytes, on_host) : nullptr);
+      world.shadows.push_back(send ? Upload(bytes) : nullptr);
     }
     for (const Bytes& bytes : Marks(c)) {
       world.marks.push_back(send ? Upload(bytes) : nullptr);
@@ -329,9 +328,7 @@ class MessageCodeConformance : public DeviceConformance {
     const uint64_t most = *std::max_element(rooms.begin(), rooms.end());
     world.codes.push_back(
         Upload(Bytes(c.message.CodeBytes(most) + kGuardBytes, kUnused)));
-    // Of rungs whose codes nobody writes, nobody may use the place.
-    of.codes.resize(rooms.size(), nullptr);
-    of.codes[rooms.size() > 1 ? 1 : 0] = world.codes.back()->data();
+    of.code = world.codes.back()->data();
   }
 
   void Prepare(World& world, ChangesBy by = ChangesBy::kShadows) {

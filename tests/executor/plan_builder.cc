@@ -127,14 +127,19 @@ Offset<fb::Body> CreateBody(FlatBufferBuilder& builder,
                                                    : fb::Mechanism::kStaged,
                         0);
   }
+  const bool has_deltas = plan.delta != fb::DeltaChanges::kUnspecified;
+  // Of so small buckets messages of a few elements are coded too.
   const auto limits = fb::CreateLimits(
-      builder, uint64_t{1} << 40, uint64_t{1} << 40, 1, 1024,
+      builder, uint64_t{1} << (has_deltas ? 12 : 40), uint64_t{1} << 40, 1,
+      1024,
       /*network_peers=*/0, /*direct_multiprocessors=*/0, plan.direct_pulls);
   const auto stats = fb::CreateStatsDirect(builder);
   Offset<fb::Delta> delta = 0;
-  if (plan.delta != fb::DeltaChanges::kUnspecified) {
+  if (has_deltas) {
+    const auto rungs =
+        builder.CreateVector(std::vector<uint8_t>{7, 6, 5, 4, 3, 2, 1});
     delta = fb::CreateDelta(builder, plan.delta, /*dense_every=*/0,
-                            /*check=*/true);
+                            /*check=*/true, rungs);
   }
   return fb::CreateBody(
       builder, plan.source_ranks, builder.CreateVector(params),

@@ -123,14 +123,13 @@ def plans(test):
 
 
 def deltas(test):
-    """Refits that send only what changed, staged and between hosts; a plan of direct rounds alone says that it cannot."""
+    """Refits that send only what changed, staged and between hosts."""
     delta = {"delta": {"dense_every": 0}}
     jobs = {
-        "direct": changed(JOB, options=delta),
         "staged": changed(JOB, options={**delta, "peer": "staged"}),
         "hosts": changed(JOB, topology={"gpus_per_host": 2}, options=delta),
         "bitmap": changed(JOB, topology={"gpus_per_host": 2}, options={"delta": {"dense_every": 0, "changes": "bitmap"}}),
-        # Direct rounds, sent in parts, beside staged ones of which several are merged.
+        # Direct rounds, sent in parts, beside staged ones.
         "mixed": {"model": {"parameters": [{"name": f"layers.{layer}.up", "shape": [1500, 512], "dtype": "bf16"}
                                            for layer in range(4)]},
                   "source": {"layout": "fsdp", "data_parallel": 2}, "destination": {"layout": "fsdp", "data_parallel": 4},
@@ -141,11 +140,8 @@ def deltas(test):
         first, *others = [refit["delta"]["rung"] for refit in result["refits"]]
         text = subprocess.run([test.bin / "refit-run", test.work / f"{name}.refit", "--transport", "ucx", "--ranks-in-process",
                                "--check"], check=True, capture_output=True, text=True).stdout
-        assert (" + snapshots " in text) == (name not in ("direct", "bitmap")), text
-        wanted = "dense" if name == "direct" else "1/64"
-        assert first == "dense" and set(others) == {wanted}, (name, result["refits"])
-        if name == "direct":
-            continue
+        assert (" + snapshots " in text) == (name != "bitmap"), text
+        assert first == "dense" and set(others) == {"1/64"}, (name, result["refits"])
         whole, *parts = [refit["delta"]["stored_bytes"] for refit in result["refits"]]
         assert all(part < whole / 25 for part in parts), (name, whole, parts)
         print(f"{name}: {parts} of {whole} bytes", flush=True)
@@ -169,7 +165,7 @@ def unmet(test):
     """A rank that ends before it meets the others tells them why."""
     plan, ranks = test.compile("plan", JOB), ranks_of(JOB)
     for arguments, why in ((["missing.refit"], "missing.refit: No such file or directory"),
-                           ([plan, "--delta"], "--delta needs a plan whose job has options.delta; all refits of this one are dense"),
+                           ([plan, "--delta"], "--delta needs a plan with staged rounds whose job has options.delta; all refits of this one are dense"),
                            ([plan, "--change-rate", "0.1"], "--change-rate needs --delta")):
         for bad in (0, 1):
             begin = time.monotonic()

@@ -168,29 +168,6 @@ TEST(UcxRefitTest, CountersTellThatDirectMessagesWereSent) {
             6 * 32);
 }
 
-// What the notice advises must compile: "staged" needs "snapshot".
-TEST(UcxRefitTest, DirectRoundsOfAPlanWithDeltasAreDenseAndSaySo) {
-  for (const auto& [changes, text] :
-       {std::pair(fb::DeltaChanges::kSnapshot,
-                  "all refits are dense, since this transport sends what "
-                  "direct rounds would store; options.peer \"staged\" makes a "
-                  "plan that sends only what changed"),
-        std::pair(fb::DeltaChanges::kBitmap,
-                  "all refits are dense and leave bitmaps as they are, since "
-                  "this transport sends what direct rounds would store; "
-                  "options.peer \"staged\" makes a plan that sends only what "
-                  "changed")}) {
-    PlanBuilder builder = ReshardPlan({.mechanism = fb::Mechanism::kDirect});
-    builder.delta = changes;
-    const PlanFile plan = builder.Open();
-    UcxWorld world(plan);
-    world.Bind();
-    world.ExpectEveryElementRight(plan);
-    EXPECT_EQ(world.executor(0).notices(),
-              (std::vector<Notice>{{NoticeKind::kNotDelta, text}}));
-  }
-}
-
 // Refits that fail: all ranks hear of it in time, nothing is left behind, and
 // the ranks can start again.
 class UcxFailureTest : public testing::TestWithParam<fb::Mechanism> {

@@ -20,8 +20,7 @@ int main(int argc, char** argv) {
     plan.buffers.back().post_hooks = {"add-one", "publish"};
     if (!write(plan, argv[1 + static_cast<int>(mechanism)])) return 2;
   }
-  refit::PlanBuilder marked =
-      refit::ReshardPlan({.mechanism = refit::fb::Mechanism::kDirect});
+  refit::PlanBuilder marked = refit::ReshardPlan({});
   marked.delta = refit::fb::DeltaChanges::kBitmap;
   return write(marked, argv[3]) ? 0 : 2;
 }

@@ -24,9 +24,9 @@ DELTAS = {"delta": {"dense_every": 0}, "peer": "staged", "bucket_bytes": 1 << 16
 # percent, and the rung. After a step half a step changes 1 % of the elements.
 DELTA_UPDATES = [(1, False, None, 0), (1.5, False, 1, 64), (2, False, 100, 1), (2.5, False, 1, 64), (2.5, False, 0, 128),
                  (2.5, True, None, 0), (3, True, None, 0), (3.5, False, 1, 64)]  # fmt: skip
-# Of jobs whose trainers mark what changed. Bitmaps are of direct rounds, which between processes on CPUs are dense, without a report.
-BITMAPS = {"delta": {"changes": "bitmap", "dense_every": 0}}
-BITMAP_UPDATES = [(1, False), (1.5, False), (2, True)]
+# Of jobs whose trainers mark what changed.
+BITMAPS = {**DELTAS, "delta": {"changes": "bitmap", "dense_every": 0}}
+BITMAP_UPDATES = [(1, False, None, 0), (1.5, False, 1, 64), (2, True, None, 0)]
 
 
 def plan_of(trainers, options=None, **engines):
@@ -50,11 +50,7 @@ def module_of(plan, rank):
 
 def check_reports(reports, update):
     """What trainers say of an update of DELTA_UPDATES or BITMAP_UPDATES."""
-    _, dense, *wanted = update
-    if not wanted:
-        assert reports == [None] * len(reports), reports
-        return
-    percent, rung = wanted
+    _, dense, percent, rung = update
     for report in reports:
         assert (report.is_delta, report.rung) == (percent is not None, rung), (update, report)
         assert not dense or report.why_dense.endswith("asked for it"), (update, report)

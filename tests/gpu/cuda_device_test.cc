@@ -14,7 +14,6 @@
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/driver_function.h"
 #include "tests/executor/apply_conformance.h"
-#include "tests/executor/delta_conformance.h"
 #include "tests/executor/device_conformance.h"
 #include "tests/executor/digest_conformance.h"
 #include "tests/executor/marking_cast_conformance.h"
@@ -31,10 +30,6 @@ INSTANTIATE_TEST_SUITE_P(Cuda, ApplyConformance,
                            return *CreateCudaDevice(0);
                          })));
 INSTANTIATE_TEST_SUITE_P(Cuda, DigestConformance,
-                         testing::Values(DeviceFactory([] {
-                           return *CreateCudaDevice(0);
-                         })));
-INSTANTIATE_TEST_SUITE_P(Cuda, DeltaConformance,
                          testing::Values(DeviceFactory([] {
                            return *CreateCudaDevice(0);
                          })));

@@ -105,10 +105,6 @@ job ""
 refit "12 layers of Qwen3-4B, dense plan" --check --iterations 4
 job '"delta": {"dense_every": 0}'
 deltas "12 layers of Qwen3-4B"
-for rate in 0.001 0.01 0.1; do
-  refit "12 layers of Qwen3-4B, snapshot on the host, change rate $rate" \
-    --delta --change-rate "$rate" --iterations 4 --snapshot-on-host
-done
 job '"delta": {"dense_every": 0, "check": false}'
 deltas "12 layers of Qwen3-4B, without the check of each refit"
 job '"delta": {"dense_every": 0, "changes": "bitmap"}'

@@ -47,59 +47,5 @@ TEST(DeltaCosts, OfBitmapsAreLessToFindAndToEnd) {
   }
 }
 
-// simulator/README.md computes the same by hand, for 30.5 GB.
-TEST(DeltaCosts, OfDirectRoundsAreThoseOfTheFormulas) {
-  const double bytes = 30.5e9;
-  const auto seconds = [&](fb::DeltaChanges changes, double rate) {
-    const DirectDeltaCosts costs = DirectDeltaCostsAt(changes, rate, 2, 365e9);
-    return bytes * (costs.seconds + costs.stored / 365e9);
-  };
-  EXPECT_NEAR(seconds(fb::DeltaChanges::kSnapshot, 0.01), 22.4e-3, 0.1e-3);
-  EXPECT_NEAR(seconds(fb::DeltaChanges::kBitmap, 0.01), 17.6e-3, 0.1e-3);
-  EXPECT_NEAR(seconds(fb::DeltaChanges::kSnapshot, 0), 14.2e-3, 0.1e-3);
-  // At most 3 % more than a dense refit.
-  EXPECT_NEAR(seconds(fb::DeltaChanges::kSnapshot, 1), 1.03 * bytes / 365e9,
-              1e-6);
-}
-
-// The rounds of Qwen3-30B-A3B, EP2 to TP2, on four H200s.
-TEST(DeltaCosts, OfSnapshotsInDirectRoundsAreNearTheMeasured) {
-  struct Measured {
-    double rate, milliseconds;
-  };
-  for (const auto& [rate, milliseconds] :
-       {Measured{0, 15.0}, Measured{0.001, 17.0}, Measured{0.01, 20.9},
-        Measured{0.03, 44.5}, Measured{0.1, 85.5}}) {
-    const DirectDeltaCosts costs =
-        DirectDeltaCostsAt(fb::DeltaChanges::kSnapshot, rate, 2, 365e9);
-    const double seconds = 30.54e9 * (costs.seconds + costs.stored / 365e9);
-    EXPECT_NEAR(seconds / (milliseconds * 1e-3), 1, 0.08) << rate;
-  }
-}
-
-// 24 layers of Qwen3-30B-A3B on two H100s, less what their ranks take to agree.
-TEST(DeltaCosts, OfBitmapsInDirectRoundsAreNearTheMeasured) {
-  struct Measured {
-    double rate, milliseconds;
-  };
-  for (const auto& [rate, milliseconds] :
-       {Measured{0.003, 8.2}, Measured{0.01, 18.1}, Measured{0.03, 47.0},
-        Measured{0.1, 87.3}, Measured{0.3, 91.4}, Measured{0.6, 87.1}}) {
-    const DirectDeltaCosts costs =
-        DirectDeltaCostsAt(fb::DeltaChanges::kBitmap, rate, 2, 365e9);
-    const double seconds =
-        31.1e9 * (costs.seconds + costs.stored / 365e9) + kAgreeSeconds;
-    EXPECT_NEAR(seconds / (milliseconds * 1e-3), 1, 0.07) << rate;
-  }
-}
-
-TEST(DeltaCosts, WiderElementsMakeFewerUnitsThatAreStored) {
-  EXPECT_DOUBLE_EQ(
-      DirectDeltaCostsAt(fb::DeltaChanges::kSnapshot, 0.5, 8, 1).stored, 0.75);
-  EXPECT_DOUBLE_EQ(
-      DirectDeltaCostsAt(fb::DeltaChanges::kSnapshot, 0.5, 4, 1).stored,
-      0.9375);
-}
-
 }  // namespace
 }  // namespace refit::simulator

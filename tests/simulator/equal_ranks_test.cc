@@ -70,8 +70,7 @@ TEST(EqualRanks, EqualPartsAreSimulatedOnce) {
   EXPECT_EQ(PartsSimulated(plan, {}), 1u);
   EXPECT_EQ(PartsSimulated(plan, OptionsOf(Executor::kCpu)), 1u);
   for (const std::string options :
-       {R"(, "peer": "staged")", R"(, "fan_out": "none")",
-        R"(, "slots": 3)"}) {
+       {R"(, "peer": "staged")", R"(, "fan_out": "none")", R"(, "slots": 3)"}) {
     EXPECT_EQ(PartsSimulated(ThreeParts(kHosts, "", options), {}), 1u)
         << options;
   }
@@ -136,14 +135,12 @@ TEST(EqualRanks, PartsThatShareALeafAreSimulatedTogether) {
 
 TEST(EqualRanks, RefitsOfWhatChangedAreSimulatedOnce) {
   const PlanFile staged = ThreeParts(kHosts, "", kDelta);
-  const PlanFile direct = ThreeParts(kSharedHosts, "", kDelta);
   const PlanFile unchecked =
       ThreeParts(kHosts, "", R"(, "delta": {"check": false})");
   for (const double rate : {0.0, 0.001, 0.02, 0.3, 1.0}) {
     Options options;
     options.change_rate = rate;
     EXPECT_EQ(PartsSimulated(staged, options), 1u) << rate;
-    EXPECT_EQ(PartsSimulated(direct, options), 1u) << rate;
     EXPECT_EQ(PartsSimulated(unchecked, options), 1u) << rate;
     Options on_cpus = OptionsOf(Executor::kCpu);
     on_cpus.change_rate = rate;

@@ -26,11 +26,6 @@ constexpr uint32_t kBlocksPerMultiprocessor = 4;
 // kLink and kTwoLinks have as many threads.
 constexpr uint32_t kHalfDivisor = 8;
 
-// Blocks that move or keep changes, for each multiprocessor, where digests hold
-// half of these. A block that finds no room would begin when others end, with
-// all of its tiles left; fewer blocks find changes more slowly.
-constexpr uint32_t kDeltaBlocksBesideDigests = 3;
-
 // Tiles of digests that a block takes at a time: so many that it seldom adds to
 // sums in memory, and so few that all blocks end together.
 constexpr uint32_t kDigestChunkMax = 32;
@@ -528,9 +523,6 @@ class CudaPreparedCopies : public PreparedCopies {
                                                                : 0;
       bulk_blocks_.push_back(links * limits_.link_multiprocessors);
     }
-    for (const KernelProgram& program : programs) {
-      deltas_.push_back(program.delta);
-    }
     return status;
   }
 
@@ -571,11 +563,6 @@ class CudaPreparedCopies : public PreparedCopies {
               static_cast<uint32_t>(steps_end),
               std::min(blocks, copies.tiles_count), unless, cuda_stream),
           "launch of the digest kernel");
-    }
-    if (deltas_[batch].has_value()) {
-      return CudaStatus(cuda::LaunchDeltas(copies, *deltas_[batch], blocks,
-                                           unless, cuda_stream),
-                        "launch of the kernel of changes");
     }
     absl::Status status;
     if (bulk_blocks > 0 && limits_.has_bulk_copies) {
@@ -620,10 +607,7 @@ class CudaPreparedCopies : public PreparedCopies {
         return {std::min(blocks, most), most};
       }
       case DeviceUse::Way::kBesideDigests:
-        return {std::min(blocks, deltas_[batch].has_value()
-                                     ? all * kDeltaBlocksBesideDigests
-                                     : all),
-                all};
+        return {std::min(blocks, all), all};
       case DeviceUse::Way::kBesideRounds:
         return {std::max(1u, blocks / kHalfDivisor), bulk_blocks_[batch]};
       case DeviceUse::Way::kFew:
@@ -647,35 +631,9 @@ class CudaPreparedCopies : public PreparedCopies {
   std::vector<cuda::QuantizeBatch> quantizes_;
   std::vector<cuda::ApplyBatch> applies_;
   std::vector<std::optional<cuda::DigestBatch>> digests_;
-  std::vector<std::optional<cuda::KernelDelta>> deltas_;  // none: no changes
   std::vector<uint32_t> blocks_of_batch_;
   std::vector<uint32_t> bulk_blocks_;  // 0: no bulk copies, unless bounded
 };
-
-// Where the batch's copies know what changed; none: they move all.
-std::optional<cuda::KernelDelta> DeltaOf(const CopyBatch& batch) {
-  cuda::KernelDelta delta;
-  switch (batch.kind) {
-    case CopyKind::kChanged:
-      delta.kind = cuda::DeltaKind::kChanged;
-      break;
-    case CopyKind::kMarked:
-      delta.kind = cuda::DeltaKind::kMarked;
-      break;
-    case CopyKind::kKept:
-      delta.kind = cuda::DeltaKind::kKept;
-      break;
-    default:
-      return std::nullopt;
-  }
-  delta.marks = batch.delta.marks ? 1 : 0;
-  delta.mark_shift =
-      static_cast<uint32_t>(std::countr_zero(batch.delta.bytes_per_mark));
-  delta.shadow_entries = static_cast<uint32_t>(batch.delta.shadow_entries);
-  delta.marks_entries = static_cast<uint32_t>(batch.delta.marks_entries);
-  delta.counts_entry = static_cast<uint32_t>(batch.delta.counts_entry);
-  return delta;
-}
 
 }  // namespace
 
@@ -701,7 +659,6 @@ absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(
   for (const CopyBatch& batch : batches) {
     programs.push_back(LowerForKernel(batch, table));
     programs.back().share = batch.share;
-    programs.back().delta = DeltaOf(batch);
     if (programs.back().tiles.size() > cuda::kTilesMax) {
       return absl::ResourceExhaustedError(
           absl::StrCat("a batch of ", programs.back().tiles.size(),

@@ -4,14 +4,12 @@
 
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/device/cuda/apply_kernel.h"
 #include "executor/device/cuda/copy_kernel.h"
-#include "executor/device/cuda/delta_kernel.h"
 #include "executor/device/cuda/digest_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
 #include "refit/device.h"
@@ -44,7 +42,6 @@ struct KernelProgram {
   std::vector<cuda::KernelApply> applies;
   uint64_t apply_tiles = 0;
   DeviceShare share = DeviceShare::kAll;
-  std::optional<cuda::KernelDelta> delta;  // of a batch that moves changes
 };
 
 // `table` holds the addresses that the copies will meet: units are as wide as

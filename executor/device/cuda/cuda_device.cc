@@ -19,7 +19,6 @@
 #include "executor/device/cuda/cuda_message_coder.h"
 #include "executor/device/cuda/cuda_sharing.h"
 #include "executor/device/cuda/cuda_status.h"
-#include "executor/device/cuda/delta_kernel.h"
 #include "executor/device/cuda/driver_function.h"
 #include "executor/device/cuda/marking_cast_kernel.h"
 #include "executor/device/cuda/message_code_kernel.h"
@@ -46,20 +45,6 @@ class CudaMemory : public DeviceMemory {
   ~CudaMemory() override {
     const ScopedDevice current(device_);
     cudaFree(data());
-  }
-
- private:
-  const int device_;
-};
-
-class PinnedMemory : public DeviceMemory {
- public:
-  PinnedMemory(int device, void* data, uint64_t size_bytes)
-      : DeviceMemory(static_cast<std::byte*>(data), size_bytes),
-        device_(device) {}
-  ~PinnedMemory() override {
-    const ScopedDevice current(device_);
-    cudaFreeHost(data());
   }
 
  private:
@@ -198,25 +183,6 @@ class CudaDevice : public Device {
       }
     }
     return std::make_unique<CudaMemory>(ordinal_, data, size_bytes);
-  }
-
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateOnHost(
-      uint64_t size_bytes) override {
-    const ScopedDevice current(ordinal_);
-    void* data = nullptr;
-    if (size_bytes > 0) {
-      absl::Status status =
-          CudaStatus(cudaHostAlloc(&data, size_bytes,
-                                   cudaHostAllocMapped | cudaHostAllocPortable),
-                     "cudaHostAlloc");
-      if (!status.ok()) {
-        return absl::Status(
-            status.code(),
-            absl::StrCat("no pinned memory for ", size_bytes,
-                         " bytes on the host: ", status.message()));
-      }
-    }
-    return std::make_unique<PinnedMemory>(ordinal_, data, size_bytes);
   }
 
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
@@ -397,8 +363,6 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
                            "loading the quantization kernel"));
   status.Update(
       CudaStatus(cuda::LoadDigestKernel(), "loading the digest kernel"));
-  status.Update(
-      CudaStatus(cuda::LoadDeltaKernels(), "loading the kernel of changes"));
   status.Update(CudaStatus(cuda::LoadMarkingCastKernels(),
                            "loading the casts that mark changes"));
   status.Update(

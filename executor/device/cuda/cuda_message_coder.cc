@@ -244,8 +244,8 @@ class CudaMessageCoder : public MessageCoder {
   void Lower(const MessageToCode& of, absl::Span<std::byte* const> table,
              Lowered& lowered) {
     const auto number = static_cast<uint32_t>(lowered.messages.size());
-    for (size_t rung = 0; rung < of.rooms.size(); ++rung) {
-      lowered.rooms.push_back({of.codes[rung], of.rooms[rung]});
+    for (const uint64_t room : of.rooms) {
+      lowered.rooms.push_back({of.code, room});
     }
     lowered.rooms.resize(uint64_t{number + 1} * rungs_);
     tiles_before_.push_back(lowered.tiles.size());

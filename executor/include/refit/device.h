@@ -118,39 +118,6 @@ enum class CopyKind : uint8_t {
   // of a copy is no address but a position in the param's bytes, its entry
   // unused; its dtype is that in which the elements are digested.
   kDigest,
-  // The three below move values that differ from those of an earlier refit;
-  // CopyBatch::delta says where these are known.
-  //
-  // Stores what differs from the shadow of `from`, bit by bit.
-  kChanged,
-  // Stores what is marked.
-  kMarked,
-  // Stores everything, to the shadow of `from` too.
-  kKept,
-};
-
-// What a DeltaCopies counts, in memory that is aligned to 8 bytes.
-struct DeltaCounts {
-  uint64_t elements = 0;  // that had changed, by the shadow or the marks
-  uint64_t bytes = 0;     // that were stored to `to`
-};
-
-// Where the copies of a kChanged, kMarked or kKept know what has changed. Entry
-// e of the table, of which a copy reads, has its shadow and its marks in
-// entries of their own, the same distance away for all entries of the batch.
-struct DeltaCopies {
-  // A byte's shadow stands as far from entry e + shadow_entries as the byte
-  // from entry e, and is aligned as it is. Unused by kMarked.
-  uint64_t shadow_entries = 0;
-  // Bit i of the 32-bit words at entry e + marks_entries is of the bytes from
-  // i * bytes_per_mark on. Of a kChanged with `marks`, and of kMarked.
-  uint64_t marks_entries = 0;
-  uint32_t bytes_per_mark = 0;  // a power of two, at least an element's size
-  // Of a kChanged. True: it marks what differs, and leaves the shadow as it is,
-  // so that other copies that read the same find it too. False: it stores to
-  // the shadow what differs; nothing else may read the same there.
-  bool marks = false;
-  uint64_t counts_entry = 0;  // of the DeltaCounts that are added to
 };
 
 // A cast of contiguous fp32 elements, an optimizer's master weights, that marks
@@ -203,7 +170,6 @@ struct CopyBatch {
   // has been begun. Clear them first. What is enqueued again, on another stream
   // too, does what is left.
   CopyAddress begun;
-  DeltaCopies delta;  // of kChanged, kMarked and kKept
   std::vector<BlockQuantize> quantizes;
   std::vector<QuantizeLoop> quantize_loops;
   // Of BlockQuantizes: sums wrap, so that a run may lie before the address.
@@ -275,7 +241,7 @@ struct MessageToCode {
   bool is_send = false;
   // By rung: for how many elements its code has room. 0: it travels whole.
   std::vector<uint64_t> rooms;
-  std::vector<std::byte*> codes;  // by rung: where, aligned to 8 bytes
+  std::byte* code = nullptr;  // where it is coded, aligned to 8 bytes
   // `from`: where elements lie in tensors; `to`: where in the message, of which
   // no two copies take the same byte, its entry unused. Elements are aligned to
   // their size in both. Ascending in the message, each copy without gaps. The
@@ -288,7 +254,8 @@ struct MessageToCode {
 
 // What tells a MessageCoder that an element of a send changed.
 enum class ChangesBy : uint8_t {
-  // It differs from its shadow, which stands as DeltaCopies says.
+  // It differs from its shadow, which stands as far from the address of its
+  // entry as the element from its own, and is aligned as the element is.
   kShadows,
   // A mark that somebody else sets and clears: of element i of entry e, bit
   // i % 32 of the 32-bit word i / 32 that the table has for e.
@@ -488,10 +455,6 @@ class Device {
 
   // At least 256-byte aligned, contents unspecified. Error: kResourceExhausted.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
-      uint64_t size_bytes) = 0;
-  // The same in memory of the host, which this device's copies and codes reach
-  // as their own, at the speed of the link between the two.
-  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateOnHost(
       uint64_t size_bytes) = 0;
 
   // Makes `batches` ready over `table`. Requires: every copy inside the memory

@@ -43,9 +43,8 @@ struct BoundTensor {
   // succeeded: (elements + 31) / 32 words in memory of the device. The caller
   // owns them and keeps them in place until the next Bind or Close. It sets
   // bits in work that comes before the Run on its stream, and none between a
-  // Run and the end of its Wait. Each refit clears all words behind its rounds,
-  // but where all refits are dense, which a notice tells (kNotDelta); if it
-  // fails, the next one is dense, so no bit is missed. A worker that only
+  // Run and the end of its Wait. Each refit clears all words behind its rounds;
+  // if it fails, the next one is dense, so no bit is missed. A worker that only
   // sets bits thus loses none to a refit that it left out. Null: the tensor is
   // sent whole each time. Device::CastAndMark sets bits.
   uint32_t* changes = nullptr;
@@ -107,10 +106,6 @@ struct ExecutorOptions {
   // On a GPU, Run asks the driver whether the tensors' memory was freed since
   // Bind, with one question per allocation.
   bool watch_memory = true;
-  // On a GPU, with a plan that compares with a snapshot: it lies in pinned
-  // memory of the host. docs/delta.md says what that costs. Ranks may differ.
-  // Where there is no such snapshot a notice says so (kNoEffect).
-  bool snapshot_on_host = false;
 };
 
 enum class NoticeKind : uint8_t {
@@ -124,8 +119,7 @@ enum class NoticeKind : uint8_t {
   // Params that RunOptions::check does not compare, because destinations make
   // them by quantizing what arrives; of Wait.
   kNotCompared = 5,
-  kNotDelta = 6,  // what is always dense, in a plan with deltas; of Bind
-  kNoEffect = 7,  // options of this rank that change nothing here; of Bind
+  kNotDelta = 6,  // what each refit sends whole, in a plan with deltas; of Bind
 };
 
 // What a rank does otherwise than its user may expect. Nothing has failed.
@@ -168,23 +162,24 @@ struct RunOptions {
 };
 
 // How a refit of a plan with deltas (options.delta) went. The versions are
-// those of all ranks, the rest is of this one: what it moved. docs/delta.md
-// says when a delta pays.
+// those of all ranks, the rest is of this one: what it sent in staged rounds,
+// because direct rounds always move everything. docs/delta.md says when a delta
+// pays.
 struct DeltaReport {
   bool is_delta = false;
   std::string why_dense;      // a clause; "" if is_delta
   uint64_t base_version = 0;  // of a delta: what it changed
   uint64_t version = 0;       // what all ranks hold now
-  // Elements that this rank sends and a delta may leave out, once for each
-  // receiver: none on a destination. A delta counts those of them that had
-  // changed, a dense refit does not.
+  // Elements that this rank sends in staged rounds and a delta may leave out,
+  // once for each receiver: none on a destination. A delta counts those of them
+  // that had changed, a dense refit does not.
   uint64_t elements = 0;
   uint64_t changed_elements = 0;
-  // Of a delta with staged rounds: this rank's messages had room for one
-  // changed element of this many; 1: they were sent whole. Else 0.
+  // Of a delta: this rank's messages had room for one changed element of this
+  // many; 1: they were sent whole. Of a dense refit: 0.
   uint32_t rung = 0;
-  uint64_t stored_bytes = 0;  // to others' tensors, or sent in staged rounds
-  uint64_t dense_bytes = 0;   // of a dense refit
+  uint64_t stored_bytes = 0;  // sent in staged rounds
+  uint64_t dense_bytes = 0;   // what a dense refit sends in them
   // From the first round to the end of the last, with waits for others. With
   // what was counted before, to choose a rung.
   double move_seconds = 0;
@@ -193,8 +188,8 @@ struct DeltaReport {
   // overlap, so that the sums may exceed move_seconds.
   double find_seconds = 0;    // of a delta: what changed, for staged rounds
   double encode_seconds = 0;  // staged messages; those that are whole: to pack
-  // On the wire, with waits for others. In direct rounds one kernel finds what
-  // changed, sends it and stores it: that is here, on the rank that stores.
+  // On the wire, with waits for others, and what this rank moves in direct
+  // rounds.
   double wire_seconds = 0;
   double apply_seconds = 0;  // to store what staged rounds received
   // Digests, and their comparison with waits for others; 0: not checked.
@@ -226,9 +221,7 @@ struct Traffic {
   uint64_t bytes_received = 0;
 };
 
-// What this rank did in the last Run. Messages of direct rounds count whole,
-// also where a delta stores less: DeltaReport::stored_bytes tells that when the
-// refit is over.
+// What this rank did in the last Run.
 struct RunCounters {
   uint64_t rounds = 0;
   uint64_t messages_sent = 0;
@@ -360,11 +353,10 @@ class Executor {
   // It allocates nothing, but for the first checked refit after a Bind. In a
   // plan with options.delta, and with RunOptions::check, it returns after all
   // ranks have called it, because they agree first: so one thread cannot run
-  // several ranks, which would wait until the deadline. With a transport that
-  // reaches no peer's memory (UCX) a plan without staged rounds has only dense
-  // refits, and nothing is waited for. Before a delta refit with staged rounds
-  // Run counts what changed of what this rank sends in them: it waits for that,
-  // and so for what `stream` was given before. The timeout starts here. An
+  // several ranks, which would wait until the deadline. Before a delta refit
+  // Run counts what changed of what this rank sends in staged rounds: it waits
+  // for that, and so for what `stream` was given before. The timeout starts
+  // here. An
   // error fails the refit on all ranks and leaves kTorn; what was enqueued has
   // ended then. Run may be called again, after Connect if the transport asks
   // for it.
@@ -398,7 +390,7 @@ class Executor {
   ExecutorState state() const { return state_; }
   const RunCounters& counters() const { return counters_; }
   // Of the last refit that was waited for and succeeded; nullopt: there is none
-  // since Bind, or refits of this plan and transport are always dense.
+  // since Bind, or refits of this plan are always dense.
   const std::optional<DeltaReport>& delta_report() const {
     return delta_report_;
   }
@@ -431,7 +423,6 @@ class Executor {
   absl::Status ReadMeasurements();
   absl::Status PerformHooksTogether();
   void NoticeDelta();
-  void NoticeNoEffect();
   absl::Status ReportDelta();
   absl::Status PerformHooks();
   void NoteHooks();
@@ -457,8 +448,6 @@ class Executor {
   std::optional<DeltaReport> delta_report_;
 
   // Since Connect.
-  // By rung of deltas: of how many staged rounds are merged, the power of two.
-  std::vector<uint8_t> merge_powers_;
   std::unique_ptr<DeviceMemory> staging_;
   std::unique_ptr<DeviceMemory> scratch_;
   // What the rank sent last, where the plan's refits compare with it. Its size

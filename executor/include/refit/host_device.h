@@ -18,8 +18,6 @@ class HostDevice : public Device {
   absl::Status MakeCurrent() override { return absl::OkStatus(); }
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(
       uint64_t size_bytes) override;
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateOnHost(
-      uint64_t size_bytes) override;
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override;

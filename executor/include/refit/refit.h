@@ -282,13 +282,8 @@ typedef struct refit_executor_options {
   /* 1: run does not ask a GPU's driver whether the tensors' memory was freed
    * since the bind. 0: it does, with one question per allocation. */
   int32_t without_memory_watch;
-  /* 1: with a plan that compares with a snapshot (options.delta), a GPU's
-   * snapshot lies in pinned memory of the host. 0: in the GPU's memory. Ranks
-   * may differ. */
-  int32_t snapshot_on_host;
   /* The same on all ranks; REFIT_TRANSPORT_DEFAULT in a fabric. */
   refit_transport transport;
-  int32_t reserved2; /* must be 0 */
 } refit_executor_options;
 
 /* A cast of contiguous fp32 elements, an optimizer's master weights, that marks
@@ -354,25 +349,26 @@ typedef struct refit_run_options {
 } refit_run_options;
 
 /* How a refit of a plan with options.delta went. Versions are those of all
- * ranks, the rest is of one rank: what it moved. */
+ * ranks, the rest is of one rank: what it sent in staged rounds, because direct
+ * rounds always move everything. */
 typedef struct refit_delta_report {
   size_t struct_size;
   int32_t is_delta; /* 1: what changed was sent. 0: all was */
-  /* Of a delta with staged rounds: their messages had room for one changed
-   * element of this many; 1: they were sent whole. Else 0. */
+  /* Of a delta: staged messages had room for one changed element of this many;
+   * 1: they were sent whole. 0: all was sent. */
   uint32_t rung;
   /* Why all was sent, a clause; "" if is_delta. Valid until the executor's next
    * bind, run or free. */
   const char* why_dense;
   uint64_t base_version; /* that a delta changed */
   uint64_t version;      /* that all ranks hold now; 1 after the first refit */
-  /* Elements that the rank sends and a delta may leave out, once for each
-   * receiver: 0 on a destination. A delta counts those of them that had
-   * changed; 0 of a dense refit says nothing. */
+  /* Elements that the rank sends in staged rounds and a delta may leave out,
+   * once for each receiver: 0 on a destination. A delta counts those of them
+   * that had changed; 0 of a dense refit says nothing. */
   uint64_t elements;
   uint64_t changed_elements;
-  uint64_t stored_bytes; /* to others' tensors, or sent in staged rounds */
-  uint64_t dense_bytes;  /* of a dense refit */
+  uint64_t stored_bytes; /* sent in staged rounds */
+  uint64_t dense_bytes;  /* what a dense refit sends in them */
   double move_seconds;   /* of the rounds, with waits for others, and of
                             choosing a rung */
   double keep_seconds;   /* behind the rounds, for the next refit */
@@ -380,9 +376,8 @@ typedef struct refit_delta_report {
    * overlap, so that the sums may exceed move_seconds. */
   double find_seconds;   /* of a delta: what changed, for staged rounds */
   double encode_seconds; /* staged messages; those that are whole: to pack */
-  double wire_seconds;   /* with waits for others. In direct rounds one kernel
-                            finds what changed, sends it and stores it: that is
-                            here, on the rank that stores */
+  double wire_seconds;   /* with waits for others; and what the rank moves in
+                            direct rounds */
   double apply_seconds;  /* to store what staged rounds received */
   double check_seconds;  /* digests, and their comparison with waits for
                             others; 0: not checked */
@@ -399,9 +394,7 @@ typedef struct refit_traffic {
   uint64_t bytes_received;
 } refit_traffic;
 
-/* What one rank did in its last run. Messages of direct rounds count whole,
- * also where a delta stores less: refit_delta_report.stored_bytes tells that
- * when the refit is over. */
+/* What one rank did in its last run. */
 typedef struct refit_counters {
   size_t struct_size;
   uint64_t rounds;
@@ -595,10 +588,8 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  *
  * With options.delta in the plan, and with check, run returns after all ranks
  * have called it, because they agree first. So one thread cannot run several
- * ranks: its first run would wait until the timeout. Over UCX a plan with
- * options.delta and without staged rounds sends all, and waits for nobody.
- * Before a delta refit with staged rounds it waits until `stream` has come here
- * and what changed is counted.
+ * ranks: its first run would wait until the timeout. Before a delta refit
+ * it waits until `stream` has come here and what changed is counted.
  *
  * While `stream` is captured, the refit becomes part of the graph. Replay the
  * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy
@@ -677,7 +668,7 @@ refit_status* refit_executor_counters(const refit_executor* executor,
 
 /* Fills `report`, whose struct_size the caller sets, with the last refit that
  * was waited for and succeeded. Errors: REFIT_NOT_FOUND, there is none since
- * the bind or since a later run, or the plan and transport have no deltas;
+ * the bind or since a later run, or the plan has no deltas;
  * REFIT_INVALID_ARGUMENT, a struct_size that is none. */
 refit_status* refit_executor_delta_report(const refit_executor* executor,
                                           refit_delta_report* report);
@@ -708,9 +699,7 @@ enum {
    * them by quantizing what arrives. Of wait. */
   REFIT_NOTICE_NOT_COMPARED = 5,
   /* What each refit sends whole, in a plan with options.delta. Of bind. */
-  REFIT_NOTICE_NOT_DELTA = 6,
-  /* Options of this rank that change nothing here. Of bind. */
-  REFIT_NOTICE_NO_EFFECT = 7
+  REFIT_NOTICE_NOT_DELTA = 6
 };
 
 /* What this rank does otherwise than its user may expect; nothing has failed.
