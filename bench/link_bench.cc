@@ -65,7 +65,6 @@ class LinkBench {
     status.Update(stream.status());
     HandshakeRecord record;
     record.ready = status.ok();
-    record.records = false;
     record.world_size = static_cast<uint32_t>(everyone_.size());
     status.Update(transport_.Connect(record, edges, InTime()));
     if (!status.ok()) return status;

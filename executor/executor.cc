@@ -234,7 +234,6 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   }
   HandshakeRecord record = Record(HandshakeStage::kConnect);
   record.ready = made.ok();
-  record.records = enqueuer_->MayRecord();
   // Calls that others made and failed without this rank are over. A driver that
   // calls all ranks in step would find them one call apart for ever.
   absl::Status connected;
@@ -248,9 +247,6 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
   SetNotices(NoticeKind::kHosts, options_.transport->notices());
-  enqueuer_->Connected(
-      !options_.transport->FirstWithoutRecording().has_value());
-  NoticeRecording();
   if (!again) state_ = ExecutorState::kConnected;
   return absl::OkStatus();
 }
@@ -342,18 +338,13 @@ void Executor::SetNotices(NoticeKind kind,
 }
 
 void Executor::NoticeRecording() {
-  const std::string one_by_one = "the rounds are enqueued one by one, since ";
   const absl::Status& recorded = enqueuer_->recorded();
-  const std::optional<int32_t> other =
-      options_.transport->FirstWithoutRecording();
   std::vector<std::string> texts;
   if (!recorded.ok()) {
-    texts.push_back(absl::StrCat(
-        one_by_one,
-        "they could not be recorded as a graph: ", recorded.message()));
-  } else if (other.has_value() && enqueuer_->MayRecord()) {
-    texts.push_back(absl::StrCat(one_by_one, "rank ", *other,
-                                 " does not record its own as a graph"));
+    texts.push_back(
+        absl::StrCat("the rounds are enqueued one by one, since they could not "
+                     "be recorded as a graph: ",
+                     recorded.message()));
   }
   SetNotices(NoticeKind::kNotRecorded, texts);
 }
@@ -478,9 +469,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     return status;
   }
   // What it enqueued before uses what is freed with `earlier`.
-  const bool together = first || mapped;
-  enqueuer_->Bind(std::move(rounds), together);
-  ++binds_;
+  enqueuer_->Bind(std::move(rounds));
   if (versions_ != nullptr) versions_->Forget(DenseReason::kBound);
   delta_report_.reset();
   bound_->hooks = std::move(hooks);
@@ -491,18 +480,9 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   post_hooks_ = std::move(assigned.hooks);
   NoticeBound();
   NoticeDelta();
-  if (first) state_ = ExecutorState::kBound;
-  if (!together) return absl::OkStatus();
-  // Now all ranks are connected and here, whom NCCL asks while it records.
-  status = enqueuer_->RecordTogether(deadline);
   NoticeRecording();
-  if (status.ok()) return status;
-  state_ = ExecutorState::kTorn;
-  return WithRank(
-      absl::Status(status.code(), absl::StrCat("the tensors are bound, but not "
-                                               "all ranks recorded: ",
-                                               status.message())),
-      options_.rank);
+  if (first) state_ = ExecutorState::kBound;
+  return absl::OkStatus();
 }
 
 absl::Status Executor::Run(Stream stream, const RunOptions& options) {
@@ -565,6 +545,7 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
                  ? options.direct_multiprocessors
                  : plan_.body().limits()->direct_multiprocessors()});
     counters_ = enqueuer_->counters();
+    NoticeRecording();
   }
   counters_.scratch_bytes = scratch_->size_bytes();
   if (status.ok()) {
@@ -605,13 +586,9 @@ absl::Status Executor::Wait() {
     const absl::Status coded = enqueuer_->CheckCoding();
     // The others are to fail with this, before any of them has a base.
     if (!coded.ok()) options_.transport->Abort(coded);
-    enqueuer_->Record();
-    NoticeRecording();
-    options_.transport->OfferReplay(enqueuer_->MayReplay());
     status = Timed(agree_seconds_, [&] { return options_.transport->Wait(); });
     status.Update(coded);
   }
-  if (status.ok()) enqueuer_->AgreeToReplay(options_.transport->AllReplay());
   // Also if a function of the caller's throws.
   state_ = ExecutorState::kTorn;
   if (status.ok()) status = CompareStates();

@@ -52,7 +52,8 @@ RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
       rank_(options.rank),
       device_(*options.device),
       transport_(*options.transport),
-      may_record_(options.graph && !options.time_rounds),
+      records_(options.graph && !options.time_rounds && !has_deltas &&
+               !schedule.Stages() && schedule.GainsFromGraph()),
       times_rounds_(options.time_rounds),
       has_deltas_(has_deltas),
       graph_(std::make_shared<RefitGraph>()),
@@ -132,22 +133,11 @@ absl::Status RefitEnqueuer::ReserveTimes() {
   return status;
 }
 
-void RefitEnqueuer::Bind(BoundRounds rounds, bool together) {
+void RefitEnqueuer::Bind(BoundRounds rounds) {
   check_ = nullptr;
-  is_captured_ = false;
   DropGraph();
-  if (together) replays_ = false;
   rounds_ = std::move(rounds);
-}
-
-void RefitEnqueuer::Connected(bool all_record) {
-  DropGraph();
-  // Direct rounds fail no refit where they cannot be recorded.
-  if (!schedule_.Stages()) recorded_ = absl::OkStatus();
-  replays_ = false;
-  // A graph would hold one of the refits of a plan with deltas.
-  all_record_ = all_record && !has_deltas_;
-  records_ = all_record_ && MayRecord() && schedule_.GainsFromGraph();
+  Record();
 }
 
 void RefitEnqueuer::DropGraph() {
@@ -155,42 +145,17 @@ void RefitEnqueuer::DropGraph() {
   is_recorded_ = false;
 }
 
-absl::Status RefitEnqueuer::RecordTogether(Deadline deadline) {
-  if (!all_record_ || device_.IsHost() || !transport_.IsWhole()) {
-    return absl::OkStatus();
-  }
-  absl::Status status = transport_.BeginRefit(deadline, /*is_captured=*/false);
-  if (status.ok()) {
-    Record();
-    status = transport_.EndRefit(pack_stream_->get());
-  }
-  if (!status.ok()) transport_.Abort(status);
-  transport_.OfferReplay(MayReplay());
-  status.Update(transport_.Wait());
-  AgreeToReplay(status.ok() && transport_.AllReplay());
-  return status;
-}
-
 void RefitEnqueuer::Record() {
-  if (!records_ || is_recorded_ || is_captured_ || !recorded_.ok()) return;
-  (void)RecordRounds();
-}
-
-// The transport's error, if that is what failed; it has failed the refit then.
-absl::Status RefitEnqueuer::RecordRounds() {
+  if (!records_ || is_recorded_) return;
   is_recorded_ = true;
   recorded_multiprocessors_ = direct_multiprocessors_;
-  // The refit before may have been a checked one.
-  check_ = nullptr;
   Choose(/*digests_scratch=*/false);
   const uint64_t drops = graph_->Drops();
-  transport_.BeginRecording();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
       device_.Record([&](Stream recorded) { return EnqueueRounds(recorded); });
-  const absl::Status on_wire = transport_.EndRecording();
+  moves_beside_ = false;
   recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph), drops);
-  return on_wire.ok() ? recorded_ : on_wire;
 }
 
 // What the next refit of a plan with deltas needs.
@@ -230,18 +195,19 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   if (!status.ok()) return status;
   if (staged != nullptr) status = move_timer_->Start(stream);
   if (!status.ok()) return status;
-  // What is recorded digests nothing. All ranks decide alike.
+  // What is recorded digests nothing.
+  const bool launches = records_ && !is_captured_ && check_ == nullptr;
+  if (launches) {
+    if (direct_multiprocessors_ != recorded_multiprocessors_) DropGraph();
+    Record();
+  }
   Choose(check_ != nullptr && check_->DigestsScratch());
   if (check_ != nullptr) {
     status.Update(check_->Begin(stream));
     status.Update(EnqueueDigests(/*arrivals=*/0, stream));
   }
   if (!status.ok()) return status;
-  if (*capturing || !records_ || !replays_ || check_ != nullptr) {
-    status = EnqueueRounds(stream);
-  } else {
-    status = Replay(stream);
-  }
+  status = launches && graph_->IsSet() ? Launch(stream) : EnqueueRounds(stream);
   if (staged != nullptr) status.Update(move_timer_->Stop(stream));
   if (status.ok() && check_ != nullptr) status = check_->End(stream);
   if (staged != nullptr && status.ok()) {
@@ -283,12 +249,7 @@ void RefitEnqueuer::Choose(bool digests_scratch) {
                              (pulls_ ? fused.pulled_elements : 0);
 }
 
-absl::Status RefitEnqueuer::Replay(Stream stream) {
-  if (direct_multiprocessors_ != recorded_multiprocessors_) DropGraph();
-  if (!is_recorded_) {
-    if (absl::Status s = RecordRounds(); !s.ok()) return s;
-  }
-  transport_.Replay();
+absl::Status RefitEnqueuer::Launch(Stream stream) {
   const Clock::time_point start = Clock::now();
   const absl::Status status = graph_->Launch(stream);
   counters_.wire_seconds += SecondsSince(start);

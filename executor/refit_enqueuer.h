@@ -50,33 +50,13 @@ class RefitEnqueuer {
 
   absl::Status CreateStreams();
 
-  // From now on refits move `rounds`. `together`: all ranks bind.
-  void Bind(BoundRounds rounds, bool together);
+  // From now on refits move `rounds`. Records them as a graph, if all are
+  // direct.
+  void Bind(BoundRounds rounds);
 
-  // Records the rounds of all ranks, which have just bound together. That is a
-  // refit which moves nothing: what ends a refit that fails ends this one too,
-  // and no rank leaves before all have recorded. Nothing if all are on the
-  // host, or one does not record or needs a Connect.
-  absl::Status RecordTogether(Deadline deadline);
-  // Records the rounds as a graph: once after each Bind or DropGraph, and where
-  // a graph is worth it. Where the transport may record.
-  void Record();
-  // Whether this rank has its rounds recorded, or none to record.
-  bool MayReplay() { return !records_ || graph_->IsSet(); }
-  // Whether all ranks may: from the next refit on they launch their graphs. So
-  // they do after a rank alone bound anew, which records in Enqueue then.
-  void AgreeToReplay(bool all) { replays_ = all && MayReplay(); }
-  // Why Record recorded nothing, where it should have. It does not try again: a
-  // recording that fails may cost a Connect.
+  // Why the rounds could not be recorded, where they should have been.
   const absl::Status& recorded() const { return recorded_; }
-  // Whether this rank is willing to record, which all ranks have to be.
-  bool MayRecord() const {
-    return may_record_ && recorded_.ok() &&
-           (schedule_.GainsFromGraph() || !schedule_.Stages());
-  }
-  // The transport is connected anew. All ranks record, or none. RecordTogether,
-  // or the first Wait if none of them binds, makes the graphs.
-  void Connected(bool all_record);
+  // The next refit records anew.
   void DropGraph();
 
   struct RefitOptions {
@@ -115,9 +95,9 @@ class RefitEnqueuer {
   // is.
   struct QuantizeEvents;
 
-  absl::Status RecordRounds();
-  // Launches the graph; records it first where this rank alone bound anew.
-  absl::Status Replay(Stream stream);
+  // Once after each DropGraph, and where a graph is worth it.
+  void Record();
+  absl::Status Launch(Stream stream);
   absl::Status EnqueueRounds(Stream stream);
   absl::Status EnqueueAfter(Stream stream);
   absl::Status ForkStreams(Stream stream);
@@ -193,9 +173,9 @@ class RefitEnqueuer {
   const int32_t rank_;
   Device& device_;
   Transport& transport_;
-  const bool may_record_;    // as its options say
-  bool all_record_ = false;  // all ranks may
-  bool records_ = false;     // and this one gains from it
+  // Its rounds are worth a graph, and can be recorded without the peers: NCCL
+  // would ask these while it records a send or a receive.
+  const bool records_;
   const bool times_rounds_;
   const bool has_deltas_;
 
@@ -229,7 +209,6 @@ class RefitEnqueuer {
   const std::shared_ptr<RefitGraph> graph_;
   bool is_recorded_ = false;               // or cannot be
   uint32_t recorded_multiprocessors_ = 0;  // direct ones, of the graph
-  bool replays_ = false;                   // all ranks launch their graphs
   absl::Status recorded_;                  // how that went
 
   size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued

@@ -33,7 +33,7 @@ absl::Status EnqueuedRounds::CreateProgress(Device& device) {
 }
 
 void EnqueuedRounds::Restart() {
-  Forget();
+  count_ = 0;
   progress_->Reset();
 }
 

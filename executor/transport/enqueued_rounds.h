@@ -27,10 +27,6 @@ class EnqueuedRounds {
 
   // A refit begins.
   void Restart();
-  // A recording begins: no round of it runs.
-  void Forget() { count_ = 0; }
-  // The last refit's rounds, or the recording's since, are launched as a graph.
-  void Repeat() { count_ = rounds_.size(); }
 
   // Returns the round's number. Before it is issued, so that one that hangs
   // there is known.

@@ -59,7 +59,6 @@ void WriteFields(const HandshakeRecord& record, PayloadWriter& writer) {
   writer.U32(static_cast<uint32_t>(record.stage))
       .Bool(record.ready)
       .String(record.why)
-      .Bool(record.records)
       .U32(record.format_version)
       .U32(record.world_size)
       .U64(record.body_digest.low())
@@ -72,7 +71,6 @@ void ReadFields(PayloadReader& reader, HandshakeRecord& record) {
   record.stage = static_cast<HandshakeStage>(stage);
   record.ready = reader.Bool();
   record.why = reader.String();
-  record.records = reader.Bool();
   record.format_version = reader.U32();
   record.world_size = reader.U32();
   const uint64_t low = reader.U64();

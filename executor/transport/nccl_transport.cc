@@ -154,20 +154,11 @@ class NcclTransport : public Transport, private Fence {
       absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
   std::vector<std::string> notices() const override { return links_.notices; }
-  std::optional<int32_t> FirstWithoutRecording() const override {
-    return first_without_recording_;
-  }
-  bool IsWhole() const override { return is_whole_; }
-  void BeginRecording() override;
-  absl::Status EndRecording() override;
-  void OfferReplay(bool offered) override { offers_replay_ = offered; }
-  bool AllReplay() const override { return all_replay_; }
   void OnBreak(std::function<void()> callback) override {
     on_break_ = std::move(callback);
   }
   absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
-  void Replay() override;
   absl::Status EndRefit(Stream stream) override;
   void AwaitEnqueued(Stream stream) override;
   absl::Status AwaitOwnEnd() override {
@@ -238,16 +229,7 @@ class NcclTransport : public Transport, private Fence {
   std::unique_ptr<DeviceEvent> ended_;
   std::function<void()> on_break_;
 
-  std::optional<int32_t> first_without_recording_;  // of the last Connect
-  bool is_whole_ = false;                           // of the last Bind
-  // The rank's thread: since BeginRecording, until EndRecording, and how it
-  // goes.
-  bool is_recording_ = false;
-  absl::Status recording_;
   bool is_captured_ = false;  // the rank's thread: the refit that began last
-  // The rank's thread: of the next Wait, and of all ranks in the last one.
-  bool offers_replay_ = false;
-  bool all_replay_ = false;
 
   std::mutex mutex_;
   Deadline deadline_;        // of the refit; guarded by mutex_
@@ -456,7 +438,6 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
                                     absl::Span<const Edge> edges,
                                     Deadline deadline) {
-  all_replay_ = false;
   absl::Status status = options_.meeting.Meet(deadline);
   if (!status.ok()) return status;
   status = supervisor_.Disconnect(deadline);
@@ -498,21 +479,9 @@ absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
       !s.ok()) {
     return s;
   }
-  HandshakeRecord mine = record;
-  const bool binds = record.stage == HandshakeStage::kBind;
-  if (binds) mine.records = supervisor_.phase() == RefitPhase::kIdle;
   const auto records =
-      CompareStructs(control(), mine, NameOf(record.stage), deadline);
-  if (!records.ok()) return records.status();
-  const auto found =
-      std::find_if(records->begin(), records->end(),
-                   [](const auto& of_rank) { return !of_rank.value.records; });
-  if (binds) is_whole_ = found == records->end();
-  if (record.stage == HandshakeStage::kConnect) {
-    first_without_recording_.reset();
-    if (found != records->end()) first_without_recording_ = found->rank;
-  }
-  return CompareRecords(*records);
+      CompareStructs(control(), record, NameOf(record.stage), deadline);
+  return records.ok() ? CompareRecords(*records) : records.status();
 }
 
 absl::StatusOr<std::vector<std::string>> NcclTransport::ExchangeBytes(
@@ -522,23 +491,7 @@ absl::StatusOr<std::vector<std::string>> NcclTransport::ExchangeBytes(
   return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
-void NcclTransport::BeginRecording() {
-  is_recording_ = true;
-  std::lock_guard lock(mutex_);
-  enqueued_.Forget();
-}
-
-absl::Status NcclTransport::EndRecording() {
-  is_recording_ = false;
-  const absl::Status status = std::exchange(recording_, absl::OkStatus());
-  if (status.ok()) return status;
-  return supervisor_.Fail(absl::Status(
-      status.code(),
-      absl::StrCat("recording the rounds as a graph: ", status.message())));
-}
-
 absl::Status NcclTransport::BeginRefit(Deadline deadline, bool is_captured) {
-  offers_replay_ = false;
   is_captured_ = is_captured;
   const absl::Status status = supervisor_.BeginRefit(is_captured, [&] {
     std::lock_guard lock(mutex_);
@@ -548,23 +501,13 @@ absl::Status NcclTransport::BeginRefit(Deadline deadline, bool is_captured) {
   return status.ok() && !is_captured ? BeginUse() : status;
 }
 
-void NcclTransport::Replay() {
-  std::lock_guard lock(mutex_);
-  enqueued_.Repeat();
-}
-
 absl::Status NcclTransport::Exchange(const ExchangeRound& round,
                                      Stream stream) {
   if (round.operations.empty()) return absl::OkStatus();
   const auto in_place = [&](const absl::Status& status) {
     return status.ok() ? status : InPlace(status, EnqueuedRounds::Text(round));
   };
-  absl::Status status = in_place(Issue(round, stream));
-  // EndRecording fails the refit then. Not here: an abort would wait for the
-  // graph that this thread has yet to end.
-  if (is_recording_) recording_.Update(status);
-  if (!is_recording_) status = Outcome(status);
-  return in_place(status);
+  return in_place(Outcome(in_place(Issue(round, stream))));
 }
 
 absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
@@ -576,18 +519,17 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   }
   absl::Status status = device().MakeCurrent();
   if (!status.ok()) return status;
-  const bool is_captured = is_captured_ || is_recording_;
   // Before failures are looked for: after one, AwaitCapturedGroup sees this.
-  if (is_captured) SetCapturesGroup(true);
+  if (is_captured_) SetCapturesGroup(true);
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
   status = entry.status();
   if (status.ok()) {
     status = communicator->Exchange(
         round.operations, stream, deadline_,
         [this] { return supervisor_.failure(); },
-        is_captured ? kStopTime : std::chrono::seconds(0));
+        is_captured_ ? kStopTime : std::chrono::seconds(0));
   }
-  if (is_captured) SetCapturesGroup(false);
+  if (is_captured_) SetCapturesGroup(false);
   if (!status.ok()) return status;
   return enqueued_.MarkEnd(*entry, stream);
 }
@@ -626,11 +568,9 @@ absl::Status NcclTransport::EndRefit(Stream stream) {
 
 absl::Status NcclTransport::Wait() {
   const absl::Status status = supervisor_.Wait([this] {
-    const auto offers =
-        CompareStructs(control(), uint32_t{offers_replay_}, "end of refit",
-                       Later(deadline_, kLastWords));
-    all_replay_ = offers.ok() && offers_replay_ && offers->size() == 1;
-    return offers.status();
+    return control()
+        .Compare("", "end of refit", Later(deadline_, kLastWords))
+        .status();
   });
   if (status.ok() && links_.use != nullptr) links_.use->End();
   return Settled(status);

@@ -121,8 +121,6 @@ class Executor:
         whether it still holds what is bound.
 
         The first bind is collective, and so is every one of a plan with direct rounds. Bind again when tensors move.
-        On GPUs such a bind also records the rounds as a graph. A rank that is lost meanwhile, NCCL's failure or the
-        deadline fails it on all ranks: the tensors are bound then, and the state is "torn" until `connect()`.
         Raises BindError with every problem: missing, unexpected or duplicate names, wrong dtype, shape, device or size,
         not contiguous, overlapping. Tensors that the plan skips as a whole are left alone, whatever they are: a worker
         may have made them anew, or not at all.
@@ -182,7 +180,7 @@ class Executor:
             views.append(seen)
             locators.append(locator(tensor))
         problems = [f'"{name}" {seen.problem}' for name, seen in zip(names, views) if seen.problem]
-        binds, began = self._core.binds, time.monotonic()
+        began = time.monotonic()
         try:
             # Also with a problem: the others would wait for this rank. A tensor without an address is refused there.
             self._core.bind([_argument(*given) for given in zip(names, views, bitmaps)], timeout,
@@ -193,14 +191,12 @@ class Executor:
             message = _with_dtype(_with(problems, error, self.rank), self.plan.side(self.rank), views)
             raise BindError(_with_remedy(message, self.plan, self.rank, names)) from None
         finally:
-            # Also if ranks failed while they recorded: the library then holds these tensors all the same.
             self._meter.bound(time.monotonic() - began)
-            if self._core.binds > binds:
-                self._locators = locators
-                self._bound = bound
-                self._held = None if module is None else modules.Held(module, bound)
-                self._changes = dict(changes)
-                self._functions = functions
+        self._locators = locators
+        self._bound = bound
+        self._held = None if module is None else modules.Held(module, bound)
+        self._changes = dict(changes)
+        self._functions = functions
         if unusable or problems:  # of a rank without tensors; of a tensor without elements, whose address nobody asks for
             raise BindError(_refusal(self.rank, unusable or problems))
         self._meter.tell(self._core.notices)

@@ -178,7 +178,6 @@ class RankExecutor {
   }
 
   uint64_t Refits() const { return executor().refits(); }
-  uint64_t Binds() const { return executor().binds(); }
 
   std::string State() const {
     return std::string(ExecutorStateName(executor().state()));
@@ -392,7 +391,6 @@ void BindExecutor(nb::module_& module) {
            nb::arg("hooks"))
       .def("post_hooks", &RankExecutor::PostHooks)
       .def_prop_ro("refits", &RankExecutor::Refits)
-      .def_prop_ro("binds", &RankExecutor::Binds)
       .def("run", &RankExecutor::Run, nb::arg("stream"),
            nb::arg("addresses").none(), nb::arg("timeout"), nb::arg("check"),
            nb::arg("dense"), nb::arg("direct_multiprocessors"))

@@ -219,35 +219,6 @@ def test_bind_refuses_memory_that_it_must_not_write(tiny_job, weights):
     assert problems_of(tiny_job, weights, spoil) == ['"norm.weight" is read-only']
 
 
-def test_a_bind_that_fails_after_it_took_effect_holds_its_tensors(tiny_job, weights):
-    """As one that fails while GPUs record: the library holds these tensors' addresses, and no others."""
-    executor = refit.Executor(refit.compile(tiny_job), 0, fabric=refit.LocalFabric(4))
-    core = executor._core
-
-    class Recording:
-        binds, state = 0, "connected"
-
-        def bind(self, *given):
-            self.binds += takes_effect
-            raise refit.Unavailable("rank 1 is gone")
-
-        def run(self, stream, addresses, *given):
-            self.addresses = addresses
-
-        def counters(self):
-            return {"bytes_sent": 0, "bytes_received": 0}
-
-    executor._core = Recording()
-    tensors = worker_tensors(weights, executor.plan)[0]
-    for takes_effect in (0, 1):
-        with pytest.raises(refit.Unavailable):
-            executor.bind(tensors)
-        assert list(executor.tensors) == list(tensors) * takes_effect
-    executor.run(wait=False)
-    assert executor._core.addresses == [tensor.ctypes.data for tensor in tensors.values()]
-    core.close()
-
-
 def test_the_rank_that_failed_is_the_one_that_run_local_raises(tiny_job, weights):
     plan = refit.compile(tiny_job)
     tensors = worker_tensors(weights, plan)

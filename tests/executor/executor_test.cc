@@ -359,10 +359,15 @@ class RecordingWorld : public ExecutorWorld {
 
 using Launches = std::vector<uint64_t>;
 
-TEST(ExecutorTest, StagedRefitsAreAGraphAfterBind) {
-  const PlanFile plan = ReshardPlan({}).Open();
+PlanFile DirectPlan() {
+  return ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
+}
+
+TEST(ExecutorTest, DirectRefitsAreAGraphAfterBind) {
+  const PlanFile plan = DirectPlan();
   RecordingWorld world(plan);
   world.Bind();
+  EXPECT_EQ(world.recording.recordings, plan.world_size());
   const auto ranks = static_cast<uint64_t>(plan.world_size());
   EXPECT_EQ(world.LaunchesOf(plan, 4), (Launches{ranks, ranks, ranks, ranks}));
   EXPECT_EQ(world.recording.recordings, plan.world_size());
@@ -379,51 +384,69 @@ TEST(ExecutorTest, StagedRefitsAreAGraphAfterBind) {
   }
 }
 
-TEST(ExecutorTest, DirectRoundsAreAGraph) {
+TEST(ExecutorTest, RelaysInDirectRoundsAreAGraph) {
   const PlanFile relays = RelayPlan({.replicas = 3, .layers = 4}).Open();
   RecordingWorld many(relays);
   many.Bind();
   const auto ranks = static_cast<uint64_t>(relays.world_size());
   // The source has no part in the last round.
   EXPECT_EQ(many.LaunchesOf(relays, 3), (Launches{ranks, ranks, ranks}));
-
-  const PlanFile one_round =
-      ReshardPlan({.layers = 1, .mechanism = fb::Mechanism::kDirect}).Open();
-  RecordingWorld few(one_round);
-  few.Bind();
-  EXPECT_EQ(few.LaunchesOf(one_round, 2), (Launches{ranks, ranks}));
-  EXPECT_EQ(few.recording.recordings, one_round.world_size());
 }
 
 TEST(ExecutorTest, BindMakesAnotherGraph) {
-  const PlanFile plan = ReshardPlan({}).Open();
-  RecordingWorld world(plan);
-  world.Bind();
-  const auto ranks = static_cast<uint64_t>(plan.world_size());
-  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
-  // Rank 1's tensors go where they were; its graph is of the earlier Bind. It
-  // makes another before it launches one, as the others do.
-  EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
-  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
-  EXPECT_EQ(world.recording.recordings, plan.world_size() + 1);
-}
-
-TEST(ExecutorTest, ConnectDropsTheGraph) {
-  const PlanFile plan = ReshardPlan({}).Open();
+  const PlanFile plan = DirectPlan();
   RecordingWorld world(plan);
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
   EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
   for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Bind(world.tensors[rank], kTimeout);
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(world.recording.recordings, 2 * plan.world_size());
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
+  EXPECT_EQ(world.recording.recordings, 2 * plan.world_size());
+}
+
+TEST(ExecutorTest, ConnectMakesAnotherGraph) {
+  const PlanFile plan = DirectPlan();
+  RecordingWorld world(plan);
+  world.Bind();
+  const auto ranks = static_cast<uint64_t>(plan.world_size());
+  EXPECT_EQ(world.LaunchesOf(plan, 1), (Launches{ranks}));
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
          return world.executor(rank).Connect(kTimeout);
        })) {
     EXPECT_TRUE(status.ok()) << status;
   }
-  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{0, ranks}));
+  EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
+  EXPECT_EQ(world.recording.recordings, 2 * plan.world_size());
+}
+
+// A graph holds the kernels of the number that it was recorded for.
+TEST(ExecutorTest, AnotherNumberOfMultiprocessorsIsRecordedAnew) {
+  const PlanFile plan = DirectPlan();
+  RecordingWorld world(plan);
+  world.Bind();
+  const auto refit = [&](uint32_t of_rank_1) {
+    for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+           RunOptions options = {.timeout = kTimeout};
+           options.direct_multiprocessors = rank == 1 ? of_rank_1 : 0;
+           return world.Refit(rank, options);
+         })) {
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    return world.recording.recordings - plan.world_size();
+  };
+  EXPECT_EQ(refit(0), 0);
+  EXPECT_EQ(refit(8), 1);
+  EXPECT_EQ(refit(8), 1);
+  EXPECT_EQ(refit(0), 2);
 }
 
 TEST(ExecutorTest, RefitsThatCannotBeRecordedGoOnWithout) {
-  const PlanFile plan = ReshardPlan({}).Open();
+  const PlanFile plan = DirectPlan();
   RecordingWorld world(plan);
   world.recording.refuses = true;
   world.Bind();
@@ -434,6 +457,16 @@ TEST(ExecutorTest, RefitsThatCannotBeRecordedGoOnWithout) {
        .text = "the rounds are enqueued one by one, since they could not be "
                "recorded as a graph: cannot be recorded"}};
   EXPECT_EQ(world.executor(1).notices(), noticed);
+  // Another Connect tries again.
+  world.recording.refuses = false;
+  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
+         return world.executor(rank).Connect(kTimeout);
+       })) {
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(world.LaunchesOf(plan, 1),
+            (Launches{static_cast<uint64_t>(plan.world_size())}));
+  EXPECT_TRUE(world.executor(1).notices().empty());
 }
 
 // Remembers which event was recorded or awaited on which stream.
@@ -518,14 +551,13 @@ TEST(ExecutorTest, RefitOnAnotherStreamStartsAfterTheOneBefore) {
 
 TEST(ExecutorTest, NothingIsRecordedUnasked) {
   const PlanFile staged = ReshardPlan({}).Open();
-  const PlanFile direct =
-      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
-  RecordingWorld refused(staged, {.graph = false});
-  RecordingWorld timed(staged, {.time_rounds = true});
-  RecordingWorld stored(direct, {.graph = false});
+  const PlanFile direct = DirectPlan();
+  RecordingWorld sent(staged);  // NCCL would ask the peers meanwhile
+  RecordingWorld refused(direct, {.graph = false});
+  RecordingWorld timed(direct, {.time_rounds = true});
   for (auto& [world, plan] :
-       {std::pair(&refused, &staged), std::pair(&timed, &staged),
-        std::pair(&stored, &direct)}) {
+       {std::pair(&sent, &staged), std::pair(&refused, &direct),
+        std::pair(&timed, &direct)}) {
     world->Bind();
     world->LaunchesOf(*plan, 3);
     EXPECT_EQ(world->recording.recordings, 0);

@@ -414,27 +414,12 @@ TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
   EXPECT_EQ(check.Check(world_->tensors).wrong_elements, 1);
 }
 
-// Its graphs, unless it keeps none, make the recorded calls again. What a GPU
-// does after a launch is done here in it, so a launch must not fail.
+// Its threads capture a caller's graph while they say so. Nothing is copied
+// then.
 class CapturingDevice : public HostDevice {
  public:
   bool IsHost() const override { return false; }
-  absl::StatusOr<std::unique_ptr<DeviceGraph>> Record(
-      const std::function<absl::Status(Stream)>& enqueue) override {
-    ++recordings;
-    fake_nccl_set_groups(kFakeCaptured);
-    is_capturing = true;
-    absl::Status status = enqueue(nullptr);
-    left_in_capture += fake_nccl_unawaited();
-    is_capturing = false;
-    fake_nccl_set_groups(kFakeEager);
-    if (status.ok() && fails_once.exchange(false)) {
-      status = absl::ResourceExhaustedError("no memory for the graph");
-    }
-    if (!status.ok()) return status;
-    if (!keeps_graphs) return nullptr;
-    return std::make_unique<Graph>(*this, enqueue);
-  }
+  absl::StatusOr<bool> IsCapturing(Stream) override { return is_capturing; }
   absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
       absl::Span<std::byte* const> table,
       absl::Span<const CopyBatch> batches) override {
@@ -443,32 +428,9 @@ class CapturingDevice : public HostDevice {
     return std::make_unique<Copies>(*std::move(prepared));
   }
 
-  bool keeps_graphs = false;
-  bool runs_graphs = true;
-  std::atomic<int> recordings = 0;
-  std::atomic<int> launches = 0;
-  // Groups that NCCL had not put into the graph at the end of a recording.
-  std::atomic<int> left_in_capture = 0;
-  std::atomic<bool> fails_once = false;  // the next recording, at its end
+  static thread_local bool is_capturing;
 
  private:
-  class Graph : public DeviceGraph {
-   public:
-    Graph(CapturingDevice& device, std::function<absl::Status(Stream)> enqueue)
-        : device_(device), enqueue_(std::move(enqueue)) {}
-    absl::Status Launch(Stream stream) override {
-      ++device_.launches;
-      if (!device_.runs_graphs) return absl::OkStatus();
-      fake_nccl_set_groups(kFakeLaunched);
-      const absl::Status status = enqueue_(stream);
-      fake_nccl_set_groups(kFakeEager);
-      return status;
-    }
-
-   private:
-    CapturingDevice& device_;
-    const std::function<absl::Status(Stream)> enqueue_;
-  };
   class Copies : public PreparedCopies {
    public:
     explicit Copies(std::unique_ptr<PreparedCopies> copies)
@@ -488,391 +450,49 @@ class CapturingDevice : public HostDevice {
    private:
     const std::unique_ptr<PreparedCopies> copies_;
   };
-
-  static thread_local bool is_capturing;
 };
 
 thread_local bool CapturingDevice::is_capturing = false;
 
-class NcclRecordingTest : public NcclFailureTest {
- protected:
-  NcclRecordingTest() {
-    world_ = std::make_unique<NcclWorld>(
-        plan_, ExecutorOptions{.device = &capturing_});
-    world_->Bind();
-    // What Bind recorded is gone: the first Wait records anew.
-    ConnectAll();
-    capturing_.recordings = 0;
-  }
-  ~NcclRecordingTest() override { world_.reset(); }
-
-  void ConnectAll() {
-    for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-           return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
-  }
-
-  CapturingDevice capturing_;
-};
-
-// Ranks that have connected and not bound yet.
-class NcclBindTest : public NcclRecordingTest {
- protected:
-  NcclBindTest() {
-    world_ = std::make_unique<NcclWorld>(
-        plan_, ExecutorOptions{.device = &capturing_});
-    ConnectAll();
-    capturing_.keeps_graphs = true;
-  }
-
-  absl::Status Bind(int32_t rank) {
-    return world_->executor(rank).Bind(world_->tensors[rank], kAmple);
-  }
-  std::vector<absl::Status> BindAll() {
-    return world_->OnAllRanks([&](int32_t rank) { return Bind(rank); });
-  }
-  void ExpectLaunchesFromNowOn() {
-    EXPECT_EQ(capturing_.recordings, plan_.world_size());
-    capturing_.launches = 0;
-    for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-    EXPECT_EQ(capturing_.launches, 2 * plan_.world_size());
-    EXPECT_EQ(capturing_.recordings, plan_.world_size());
-    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-  }
-};
-
-TEST_F(NcclBindTest, TheFirstRefitLaunchesTheGraphOfBind) {
-  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
-  ExpectLaunchesFromNowOn();
-}
-
-// NCCL asks the peers, so nobody records before all are there.
-TEST_F(NcclBindTest, NobodyRecordsBeforeTheLastRankBinds) {
-  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-         if (rank == 1) {
-           std::this_thread::sleep_for(milliseconds(200));
-           EXPECT_EQ(capturing_.recordings, 0);
-         }
-         return Bind(rank);
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
-  ExpectLaunchesFromNowOn();
-}
-
-TEST_F(NcclBindTest, NobodyRecordsIfOneRanksTensorsAreRefused) {
-  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-         return rank == 1 ? world_->executor(rank).Bind({}, kAmple)
-                          : Bind(rank);
-       })) {
-    EXPECT_FALSE(status.ok());
-  }
-  EXPECT_EQ(capturing_.recordings, 0);
-  EXPECT_EQ(world_->executor(0).binds(), 0);
-  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
-  ExpectLaunchesFromNowOn();
-}
-
-TEST_F(NcclBindTest, RankThatDiesWhileRanksRecordEndsBind) {
-  fake_nccl_set_capture_delay(300'000);
-  std::thread killer([&] {
-    while (capturing_.recordings < plan_.world_size()) {
-      std::this_thread::yield();
-    }
-    BreakAControlConnection(world_->port());
-  });
-  const Clock::time_point begin = Clock::now();
-  const auto statuses = BindAll();
-  EXPECT_LT(Clock::now() - begin, kSoon);
-  killer.join();
-  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
-    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kUnavailable)
-        << statuses[rank];
-    ExpectContains(statuses[rank], " is gone: ");
-    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
-  }
-  EXPECT_EQ(capturing_.left_in_capture, 0);
-  EXPECT_EQ(fake_nccl_live_communicators(), 0);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-  ExpectWholeAfterRestart();
-}
-
-TEST_F(NcclBindTest, RecordingThatFailsOnTheWireFailsBindUntilConnect) {
-  fake_nccl_fail_at(0, 0, kInternalError);
-  for (const absl::Status& status : BindAll()) {
-    ExpectContains(status, "round 0: ");
-    ExpectContains(status, "NCCL error 3");
-  }
-  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
-    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kTorn);
-    EXPECT_EQ(world_->executor(rank).binds(), 1);
-  }
-  ExpectWholeAfterConnect();
-}
-
-TEST_F(NcclBindTest, DeadlineWhileRanksRecordEndsBind) {
-  fake_nccl_set_capture_delay(1'500'000);
-  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-         return world_->executor(rank).Bind(world_->tensors[rank],
-                                            milliseconds(600));
-       })) {
-    ExpectContains(status, "the tensors are bound, but not all ranks recorded");
-    ExpectContains(status, "did not end before the deadline");
-  }
-  EXPECT_EQ(capturing_.left_in_capture, 0);
-  fake_nccl_set_capture_delay(0);
-  ExpectWholeAfterConnect();
-}
-
-TEST_F(NcclBindTest, InterruptionWhileRanksRecordEndsBind) {
-  fake_nccl_set_capture_delay(50'000);
-  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
-    const ScopedInterruption interruption([&] {
-      return rank == 1 && capturing_.recordings == plan_.world_size()
-                 ? absl::CancelledError("the user's wish")
-                 : absl::OkStatus();
-    });
-    return Bind(rank);
-  });
-  for (const absl::Status& status : statuses) {
-    ExpectContains(status, "the user's wish");
-  }
-  EXPECT_TRUE(absl::IsCancelled(statuses[1])) << statuses[1];
-  EXPECT_EQ(capturing_.left_in_capture, 0);
-  fake_nccl_set_capture_delay(0);
-  ExpectWholeAfterConnect();
-}
-
-// Its links ended. The others' have not, and would wait for it in NCCL.
-TEST_F(NcclBindTest, NobodyRecordsWhileOneRankNeedsAConnect) {
-  const auto alone = world_->OnAllRanks([&](int32_t rank) {
-    return rank == 0 ? world_->executor(0).Connect(kShort) : absl::OkStatus();
-  });
-  EXPECT_FALSE(alone[0].ok());
-  // Their next call tells the others of that.
-  const auto missed = world_->OnAllRanks(
-      [&](int32_t rank) { return rank == 0 ? absl::OkStatus() : Bind(rank); });
-  for (int32_t rank = 1; rank < plan_.world_size(); ++rank) {
-    EXPECT_FALSE(missed[rank].ok());
-  }
-  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
-  EXPECT_EQ(capturing_.recordings, 0);
-  for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
-    EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kBound);
-  }
-  ConnectAll();
-  world_->ExpectEveryElementRight(plan_);
-  ExpectLaunchesFromNowOn();
-}
-
-TEST_F(NcclBindTest, BindThatOneRankCouldNotRecordLeavesTheGraphOut) {
-  capturing_.fails_once = true;
-  for (const absl::Status& status : BindAll()) EXPECT_TRUE(status.ok());
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing_.launches, 0);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-// NCCL asks the peers while it records, and a rank that comes late would ask
-// those that have given up: nobody waits for such a recording to end.
-TEST_F(NcclRecordingTest, RankThatComesLateRecordsNothing) {
-  world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing_.recordings, plan_.world_size());
-  world_->OnAllRanks([&](int32_t rank) {
-    return rank == 0 ? absl::OkStatus() : Refit(rank, kShort);
-  });
-  const int recordings = capturing_.recordings;
-  fake_nccl_set_rank(0);
-  ExpectContains(Refit(0, kAmple), "aborted by rank ");
-  EXPECT_EQ(capturing_.recordings, recordings);
-  ExpectWholeAfterConnect();
-}
-
-// What NCCL does then nobody knows.
-TEST_F(NcclRecordingTest, RecordingThatFailsOnTheWireFailsTheRefit) {
-  // Rank 0's first operation of the recording, behind a refit's nine.
-  fake_nccl_fail_at(0, 9, kInternalError);
-  for (const absl::Status& status : RefitOnAll(kAmple)) {
-    ExpectContains(status, "recording the rounds as a graph: round 0: ");
-    ExpectContains(status, "NCCL error 3");
-  }
-  ASSERT_EQ(world_->executor(0).notices().size(), 1);
-  const Notice& notice = world_->executor(0).notices().front();
-  EXPECT_EQ(notice.kind, NoticeKind::kNotRecorded);
-  EXPECT_NE(notice.text.find("NCCL error 3"), std::string::npos) << notice.text;
-  const int recordings = capturing_.recordings;
-  ExpectWholeAfterConnect();
-  world_->ExpectEveryElementRight(plan_);
-  // It is not tried again where it failed, and so nowhere.
-  EXPECT_EQ(capturing_.recordings, recordings);
-  // Rank 1 says that rank 0 does not record, or, if the abort came while it
-  // recorded itself, that its own recording failed.
-  ASSERT_EQ(world_->executor(1).notices().size(), 1);
-  EXPECT_EQ(world_->executor(1).notices().front().kind,
-            NoticeKind::kNotRecorded);
-}
-
 // NCCL puts a group into a graph in a thread of its own.
-TEST_F(NcclRecordingTest, FailureWhileAGroupIsCapturedLetsItEnd) {
+TEST_F(NcclFailureTest, FailureWhileAGroupIsCapturedLetsItEnd) {
+  CapturingDevice device;
+  world_ =
+      std::make_unique<NcclWorld>(plan_, ExecutorOptions{.device = &device});
+  world_->Bind();
+  world_->ExpectEveryElementRight(plan_);
   fake_nccl_set_capture_delay(300'000);
+  std::atomic<int> begun = 0;
+  std::atomic<int> left_in_capture = 0;
   std::thread other([&] {
-    while (capturing_.recordings == 0) std::this_thread::yield();
+    while (begun < plan_.world_size()) std::this_thread::yield();
     std::this_thread::sleep_for(milliseconds(50));
     world_->transport(0).Abort(absl::CancelledError("the user's wish"));
   });
-  for (const absl::Status& status : RefitOnAll(kAmple)) {
+  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+         ++begun;
+         CapturingDevice::is_capturing = true;
+         fake_nccl_set_groups(kFakeCaptured);
+         const absl::Status captured =
+             world_->executor(rank).Run(nullptr, {.timeout = kAmple});
+         left_in_capture += fake_nccl_unawaited();
+         fake_nccl_set_groups(kFakeEager);
+         CapturingDevice::is_capturing = false;
+         return captured.ok() ? world_->executor(rank).Wait() : captured;
+       })) {
     EXPECT_FALSE(status.ok());
   }
   other.join();
-  EXPECT_EQ(capturing_.left_in_capture, 0);
+  EXPECT_EQ(left_in_capture, 0);
   EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
   fake_nccl_set_capture_delay(0);
-  ExpectWholeAfterConnect();
-}
-
-// A rank that does not come: the others' deadline passes while they record.
-TEST_F(NcclRecordingTest, DeadlineWhileAGroupIsCapturedLetsItEnd) {
-  capturing_.keeps_graphs = true;
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  ASSERT_TRUE(world_->executor(1)
-                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
-                  .ok());
-  // Rank 1 records anew in Run.
-  fake_nccl_set_capture_delay(1'500'000);
-  capturing_.runs_graphs = false;
-  for (const absl::Status& status : RefitOnAll(milliseconds(600))) {
-    EXPECT_FALSE(status.ok());
+  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
+         return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
   }
-  EXPECT_EQ(capturing_.left_in_capture, 0);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-  fake_nccl_set_capture_delay(0);
-  ExpectWholeAfterConnect();
-}
-
-TEST_F(NcclRecordingTest, LaterRefitsLaunchTheGraph) {
-  capturing_.keeps_graphs = true;
-  for (int i = 0; i < 3; ++i) world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing_.recordings, plan_.world_size());
-  EXPECT_EQ(capturing_.launches, 2 * plan_.world_size());
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-// The others launch their graphs; this one has none of its new addresses yet.
-TEST_F(NcclRecordingTest, RankThatBindsAnewAloneLaunchesAGraphAsTheOthers) {
-  capturing_.keeps_graphs = true;
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  ASSERT_TRUE(world_->executor(1)
-                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
-                  .ok());
-  const int recordings = capturing_.recordings;
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing_.recordings, recordings + 1);
-  EXPECT_EQ(world_->executor(1).counters().graph_launches, 1);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-// A graph holds the kernels of the number that it was recorded for.
-TEST_F(NcclRecordingTest, AnotherNumberOfMultiprocessorsIsRecordedAnew) {
-  capturing_.keeps_graphs = true;
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  const int recordings = capturing_.recordings;
-  const auto refit = [&] {
-    for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-           RunOptions options = {.timeout = ExecutorWorld::kTimeout};
-           options.direct_multiprocessors = rank == 1 ? 8 : 0;
-           return world_->Refit(rank, options);
-         })) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
-  };
-  refit();
-  EXPECT_EQ(capturing_.recordings, recordings + 1);
-  refit();
-  EXPECT_EQ(capturing_.recordings, recordings + 1);
   world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing_.recordings, recordings + 2);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-TEST_F(NcclRecordingTest, RanksOfWhichOneCouldNotRecordLaunchNoGraph) {
-  capturing_.keeps_graphs = true;
-  capturing_.fails_once = true;
-  for (int i = 0; i < 3; ++i) world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing_.launches, 0);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-// What it records in Run may fail too: nobody is left waiting.
-TEST_F(NcclRecordingTest, RecordingInRunThatFailsFailsTheRefit) {
-  capturing_.keeps_graphs = true;
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  ASSERT_TRUE(world_->executor(1)
-                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
-                  .ok());
-  capturing_.fails_once = true;
-  capturing_.runs_graphs = false;
-  for (const absl::Status& status : RefitOnAll(kAmple)) {
-    ExpectContains(status, "no memory for the graph");
-  }
-  ExpectWholeAfterConnect();
-}
-
-TEST_F(NcclRecordingTest, RecordingInRunThatFailsOnTheWireFailsTheRefit) {
-  capturing_.keeps_graphs = true;
-  for (int i = 0; i < 2; ++i) world_->ExpectEveryElementRight(plan_);
-  ASSERT_TRUE(world_->executor(1)
-                  .Bind(world_->tensors[1], ExecutorWorld::kTimeout)
-                  .ok());
-  fake_nccl_fail_at(1, 0, kInternalError);
-  capturing_.runs_graphs = false;
-  for (const absl::Status& status : RefitOnAll(kAmple)) {
-    // The recording's error, or that of the rank's watch over its communicator:
-    // whichever comes first.
-    ExpectContains(status, "round 0: ");
-    ExpectContains(status, "NCCL error 3");
-  }
-  ExpectWholeAfterConnect();
-}
-
-// Sources quantize, destinations do not: these have nothing to digest between
-// the rounds.
-TEST(NcclCheckedRefitTest, ChecksOfScratchLaunchNoGraphOnAnyRank) {
-  fake_nccl_reset();
-  const PlanFile plan = CompiledPlan(
-      R"({"model": "config.json",
- "source": {"layout": "megatron", "tensor_parallel": 2},
- "destination": {"layout": "vllm", "tensor_parallel": 2,
-                 "dtype": "fp8_e4m3_block128"},
- "options": {"peer": "staged"}})",
-      R"({"model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2,
- "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,
- "intermediate_size": 256, "vocab_size": 40, "tie_word_embeddings": true,
- "torch_dtype": "bfloat16"})");
-  const auto quantizes = [&](int32_t rank) {
-    const auto* steps = plan.body().programs()->Get(rank)->quantizes();
-    return steps != nullptr && steps->size() > 0;
-  };
-  ASSERT_TRUE(quantizes(0));
-  ASSERT_FALSE(quantizes(2));
-  CapturingDevice capturing;
-  capturing.keeps_graphs = true;
-  NcclWorld world(plan, ExecutorOptions{.device = &capturing});
-  world.Bind();
-  ValueCheck(plan).FillSources(world.tensors);
-  for (int i = 0; i < 3; ++i) {
-    for (const bool check : {false, true}) {
-      RunOptions options;
-      options.check = check;
-      for (const absl::Status& status : world.OnAllRanks(
-               [&](int32_t rank) { return world.Refit(rank, options); })) {
-        ASSERT_TRUE(status.ok()) << status;
-      }
-    }
-  }
-  EXPECT_EQ(capturing.launches, 3 * plan.world_size());
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
+  world_.reset();
 }
 
 // Its end of the connections does not come, as if a graph held it.
@@ -888,23 +508,6 @@ TEST_F(NcclFailureTest, RankThatCannotConnectAnewEndsTheOthersHandshake) {
     ExpectContains(status, "a graph that captured a refit still exists");
   }
   fake_nccl_release();
-}
-
-TEST_F(NcclFailureTest, RanksRecordAllOrNone) {
-  CapturingDevice capturing;
-  world_ = std::make_unique<NcclWorld>(plan_, [&](int32_t rank) {
-    return ExecutorOptions{.device = &capturing, .graph = rank != 1};
-  });
-  world_->Bind();
-  world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(capturing.recordings, 0);
-  ASSERT_EQ(world_->executor(0).notices().size(), 1);
-  EXPECT_EQ(world_->executor(0).notices().front().text,
-            "the rounds are enqueued one by one, since rank 1 does not record "
-            "its own as a graph");
-  // Its own wish is no notice.
-  EXPECT_TRUE(world_->executor(1).notices().empty());
-  world_.reset();
 }
 
 // The same rounds, stored directly.

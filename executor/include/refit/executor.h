@@ -94,12 +94,11 @@ struct ExecutorOptions {
   Device* device = nullptr;        // must outlive the executor
   Transport* transport = nullptr;  // of `rank`; must outlive the executor
 
-  // On a GPU a Bind of all ranks records the rounds, and Run launches them as
-  // one CUDA graph. After a Connect alone the first Wait records them. After a
-  // Bind of one rank alone its next Run does. false: they are enqueued one by
-  // one each time. Not by ranks that share their GPU in direct rounds, not
-  // while the rounds are timed, and not in a plan with options.delta. The ranks
-  // agree on it at Connect: if one does not record, or could not, none does.
+  // On a GPU a rank whose rounds are all direct records them at Bind, and Run
+  // launches them as one CUDA graph. After a Connect the next Run records them
+  // anew. false: they are enqueued one by one each time. Not by ranks that
+  // share their GPU in direct rounds, not while the rounds are timed, and not
+  // in a plan with options.delta. Ranks may differ.
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
@@ -114,7 +113,7 @@ enum class NoticeKind : uint8_t {
   // of Bind.
   kPull = 2,
   kUnwatched = 3,  // a free of tensors' memory would not be noticed; of Bind
-  // Refits are enqueued one by one, not as a graph; of Connect, Bind and Wait.
+  // The rounds could not be recorded as a graph; of Bind and Run.
   kNotRecorded = 4,
   // Params that RunOptions::check does not compare, because destinations make
   // them by quantizing what arrives; of Wait.
@@ -306,8 +305,7 @@ class Executor {
   //
   // Bind again whenever tensors move. If the plan has direct rounds, all ranks
   // must do so together; else it is local to the rank. A refused Bind leaves
-  // the earlier one in place. If a rank or NCCL fails while GPUs record, or the
-  // deadline passes, the tensors are bound, and the ranks torn until Connect.
+  // the earlier one in place.
   //
   // In direct rounds senders store into their receivers' tensors. If a sender
   // cannot map its receiver's memory, the receiver reads the sender's. Bind is
@@ -320,10 +318,6 @@ class Executor {
   absl::Status Bind(absl::Span<const BoundTensor> tensors,
                     std::chrono::nanoseconds timeout = std::chrono::minutes(10),
                     std::vector<PostHookPerformer> hooks = {});
-
-  // How many Binds took effect: one more also after a Bind that failed while
-  // ranks recorded.
-  uint64_t binds() const { return binds_; }
 
   // The ranks whose tensors this one reads in direct rounds, ascending: since
   // the plan pulls, or since they cannot map its tensors. Valid after Bind.
@@ -436,7 +430,6 @@ class Executor {
   RunCounters counters_;
   std::vector<RoundMeasurement> rounds_;
   uint64_t refits_ = 0;     // that succeeded
-  uint64_t binds_ = 0;      // that took effect
   uint64_t in_flight_ = 0;  // enqueued and not waited for
   Deadline deadline_;       // of the last Run
   bool checks_ = false;     // a refit in flight is checked

@@ -270,11 +270,10 @@ typedef struct refit_executor_options {
   int32_t rank;     /* global; the rendezvous' where there is one */
   int32_t reserved; /* must be 0 */
   /* Each is 0 or 1. */
-  /* 1: a GPU's rounds are enqueued one by one at each run. 0: a bind of all
-   * ranks records them, and run launches them as one CUDA graph. After a
-   * connect alone the first wait records them. Not by ranks that share their
-   * GPU in direct rounds. If one rank does not record its rounds, none does:
-   * connect agrees on it. */
+  /* 1: a GPU's rounds are enqueued one by one at each run. 0: bind records the
+   * rounds of a rank if all are direct, and run launches them as one CUDA
+   * graph. After a connect the next run records them. Not by ranks that share
+   * their GPU in direct rounds. Ranks may differ. */
   int32_t without_graph;
   /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
    * graph out. */
@@ -484,13 +483,7 @@ refit_status* refit_executor_connect(refit_executor* executor,
  * shape or size, memory that overlaps, a bitmap of changes where the plan takes
  * none, a post-hook that nobody does: all problems in one message),
  * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
- * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED.
- *
- * Collective binds of GPUs end with a recording of the rounds as a graph. If a
- * rank is lost meanwhile, NCCL fails or the deadline passes, the bind fails on
- * all ranks, which are REFIT_STATE_TORN until connect, and these tensors are
- * bound. So after any error keep their memory, and that of the bind before, in
- * place until the next bind that succeeds. */
+ * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms);
@@ -691,9 +684,8 @@ enum {
   REFIT_NOTICE_PULL = 2,
   /* A free of tensors' memory would not be noticed by run. Of bind. */
   REFIT_NOTICE_UNWATCHED = 3,
-  /* A GPU's staged rounds are enqueued one by one, since recording them as a
-   * graph failed, or since another rank does not record. Of connect, bind and
-   * wait. */
+  /* A GPU's direct rounds are enqueued one by one, since recording them as a
+   * graph failed. Of bind and run. */
   REFIT_NOTICE_NOT_RECORDED = 4,
   /* Params that the check after a refit leaves out, because destinations make
    * them by quantizing what arrives. Of wait. */

@@ -35,10 +35,6 @@ struct HandshakeRecord {
   HandshakeStage stage = HandshakeStage::kConnect;
   bool ready = true;  // false: this rank cannot go on, so no rank does
   std::string why;    // that is; "": only its own error says it
-  // Of a Connect: whether this rank may record its rounds as a graph. Of a
-  // Bind, as the transport fills it in: whether it can record without a
-  // Connect. Ranks may differ in it; if one does not, none does.
-  bool records = true;
   uint32_t format_version = 0;
   uint32_t world_size = 0;
   fb::Digest body_digest;
@@ -116,33 +112,6 @@ class Transport {
   // a sentence each.
   virtual std::vector<std::string> notices() const { return {}; }
 
-  // The first rank that said at the last Connect that it does not record;
-  // nullopt: there is none, so this rank may.
-  virtual std::optional<int32_t> FirstWithoutRecording() const {
-    return std::nullopt;
-  }
-
-  // Whether no rank needed a Connect at the last Handshake of a Bind: the same
-  // on all ranks.
-  virtual bool IsWhole() const { return true; }
-
-  // The Exchanges that follow, until EndRecording, are recorded on a capturing
-  // stream. Between BeginRefit and EndRefit, or between AwaitOwnEnd and Wait:
-  // no rank leaves a refit before all are done, and what is recorded may need
-  // the peers.
-  virtual void BeginRecording() {}
-  // If one of these Exchanges failed, fails the refit with that and returns it.
-  // The capture has ended: an abort may wait for its graph.
-  virtual absl::Status EndRecording() { return absl::OkStatus(); }
-
-  // Tells the other ranks in the next Wait whether this one can replay its
-  // Exchanges from then on, or has none. False if it is not called.
-  virtual void OfferReplay(bool /*offered*/) {}
-  // Whether all ranks offered it in the last Wait that succeeded, since
-  // Connect: NCCL wants both ends of a message captured, or neither. True where
-  // ranks need not agree.
-  virtual bool AllReplay() const { return true; }
-
   // `callback` is called, on any thread, before the transport aborts work of
   // this rank. Graphs that hold its exchanges must have ended when it returns,
   // because NCCL waits for them. Set it before the first Connect.
@@ -158,10 +127,6 @@ class Transport {
   // are free again and the received bytes are in place. An error names the
   // round, the operation and the peer, and leaves nothing under way.
   virtual absl::Status Exchange(const ExchangeRound& round, Stream stream) = 0;
-
-  // Replaces the Exchanges of this refit: the caller launches a graph of the
-  // last refit's Exchanges, or of those recorded since.
-  virtual void Replay() {}
 
   // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;
