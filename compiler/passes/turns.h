@@ -1,4 +1,4 @@
-// In which round each message comes that its receiver deals out.
+// Turns: which edges of a graph go together, so that no rank has two of them.
 #ifndef REFIT_COMPILER_PASSES_TURNS_H_
 #define REFIT_COMPILER_PASSES_TURNS_H_
 
@@ -11,10 +11,11 @@
 
 namespace refit {
 
-// By message, from its source and destination: its turn. No rank sends two
-// messages in one turn, or receives two. There are as many turns as the busiest
-// rank sends or receives messages.
-std::vector<int32_t> TurnsOf(absl::Span<const std::pair<Rank, Rank>> messages);
+// By edge, from the rank that sends along it to the one that receives: its
+// turn, from 0 on. In one turn no rank sends along two edges, or receives along
+// two. There are as many turns as the busiest rank has edges in one direction
+// (D. König, 1916). Takes edges times the longest alternating path.
+std::vector<int32_t> TurnsOf(absl::Span<const std::pair<Rank, Rank>> edges);
 
 }  // namespace refit
 
