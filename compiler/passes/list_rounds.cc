@@ -405,8 +405,9 @@ void ListScheduler::ListStreams(const std::vector<Message*>& messages) {
   std::sort(order.begin(), order.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<int64_t> pairs(static_cast<size_t>(module_.world_size()), 0);
-  for (const PairStream& stream : streams_)
+  for (const PairStream& stream : streams_) {
     ++pairs[IndexOf(Head(stream).source)];
+  }
   const int64_t coarser =
       std::max<int64_t>(MostOf(pairs) / kPairsOfFineUrgency, 1);
   urgency_unit_ =
@@ -521,19 +522,18 @@ bool ListScheduler::HasOpen(size_t sender) {
   std::vector<Entry>& ready = ready_[sender];
   while (!ready.empty()) {
     const Entry& first = ready.front();
-    const bool is_closed =
-        IsOfNetwork(sender) && is_closed_[ClassOf(sender)][first.receiver] != 0;
-    const int64_t urgency =
-        InUnits(first.own + left_[kReceives][first.receiver]);
-    if (!is_closed && urgency == first.urgency) return true;
-    if (!is_closed) {
-      ready.front().urgency = urgency;
-      SinkFirst(ready);
+    if (IsOfNetwork(sender) &&
+        is_closed_[ClassOf(sender)][first.receiver] != 0) {
+      std::pop_heap(ready.begin(), ready.end());
+      blocked_.emplace_back(sender, ready.back());
+      ready.pop_back();
       continue;
     }
-    std::pop_heap(ready.begin(), ready.end());
-    blocked_.emplace_back(sender, ready.back());
-    ready.pop_back();
+    const int64_t urgency =
+        InUnits(first.own + left_[kReceives][first.receiver]);
+    if (urgency == first.urgency) return true;
+    ready.front().urgency = urgency;
+    SinkFirst(ready);
   }
   return false;
 }
