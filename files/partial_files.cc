@@ -4,7 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <future>
 #include <thread>
+#include <utility>
 
 namespace refit {
 namespace {
@@ -50,7 +52,13 @@ void PartialFiles::Unlink() {
 SignalCleanup::SignalCleanup() {
   const sigset_t ending = EndingSignals();
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
-  std::thread([ending] {
+  // Who forks next must find this thread waiting: a thread that still starts
+  // may hold a lock that the new process would wait for, such as that of
+  // AddressSanitizer's allocator.
+  std::promise<void> started;
+  const std::future<void> start = started.get_future();
+  std::thread([ending, started = std::move(started)]() mutable {
+    started.set_value();
     int signal = 0;
     if (sigwait(&ending, &signal) != 0) return;
     PartialFiles::OfThisProcess().Unlink();
@@ -58,6 +66,7 @@ SignalCleanup::SignalCleanup() {
     pthread_sigmask(SIG_UNBLOCK, &ending, nullptr);
     raise(signal);
   }).detach();
+  start.wait();
   pthread_atfork(nullptr, nullptr, [] {
     const sigset_t blocked = EndingSignals();
     pthread_sigmask(SIG_UNBLOCK, &blocked, nullptr);
