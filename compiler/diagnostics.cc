@@ -153,6 +153,15 @@ void Diagnostics::Append(const Diagnostics& other) {
   }
 }
 
+void Diagnostics::Move(const SourceFile& file, const Place& place) {
+  for (Entry& entry : entries_) {
+    if (entry.place.file.get() != &file) continue;
+    absl::StrAppend(&entry.message, " (", file.path, ":",
+                    PositionOf(entry.place)->line, ")");
+    entry.place = place;
+  }
+}
+
 std::string Diagnostics::Render() const {
   std::string text;
   for (const Entry& entry : entries_) {

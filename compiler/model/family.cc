@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <iterator>
 
-// One line for each family, in alphabetical order of model_type.
+#include "compiler/model/rules/rules.h"
+
+// One line for each family in C++, in alphabetical order of model_type.
 #define REFIT_FAMILIES(FAMILY) \
   FAMILY(kDeepseekV3)          \
   FAMILY(kDeepseekV32)         \
@@ -18,19 +20,14 @@
   FAMILY(kKimiK2)              \
   FAMILY(kKimiK25)             \
   FAMILY(kKimiVl)              \
-  FAMILY(kLlama)               \
   FAMILY(kLlama4)              \
   FAMILY(kLlama4Text)          \
   FAMILY(kMinimaxM2)           \
-  FAMILY(kMixtral)             \
   FAMILY(kNemotronH)           \
-  FAMILY(kQwen2)               \
-  FAMILY(kQwen3)               \
   FAMILY(kQwen35)              \
   FAMILY(kQwen35Moe)           \
   FAMILY(kQwen35MoeText)       \
   FAMILY(kQwen35Text)          \
-  FAMILY(kQwen3Moe)            \
   FAMILY(kQwen3Next)           \
   FAMILY(kQwen3Vl)             \
   FAMILY(kQwen3VlMoe)
@@ -86,6 +83,8 @@ const Family* FindFamily(std::string_view model_type) {
 std::vector<std::string_view> FamilyNames() {
   std::vector<std::string_view> names;
   for (const Family* family : kFamilies) names.push_back(family->model_type);
+  for (const FamilyFile& file : FamilyFiles()) names.push_back(file.model_type);
+  std::sort(names.begin(), names.end());
   return names;
 }
 

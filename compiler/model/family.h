@@ -148,6 +148,7 @@ struct Family {
   // embedding, stacks of the layers in the order of computation, final norm,
   // head. A tied head is a skip. Wrong keys are reported by `config`; the model
   // is not used then.
+  // nullptr: a file of rules says it.
   void (*build)(ConfigReader& config, Model& model) = nullptr;
   VllmTraits vllm = {};
   SglangTraits sglang = {};
@@ -165,7 +166,7 @@ struct Family {
 // Of models whose params have no roles.
 inline constexpr Family kNoFamily;
 
-// nullptr for a model_type that no family has.
+// nullptr for a model_type that no family in C++ has.
 const Family* FindFamily(std::string_view model_type);
 
 // The known model_types, in alphabetical order.

@@ -30,16 +30,40 @@ constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 
+// The family whose class of transformers is most like one that the config
+// names; nullptr: none is.
+const FamilyFile* FamilyOfClass(ConfigReader& config) {
+  std::vector<std::string_view> classes;
+  for (const FamilyFile& file : FamilyFiles()) {
+    classes.push_back(file.transformers_class);
+  }
+  for (const std::string& name : config.StringsOr("architectures", {})) {
+    const std::string like = NearestWord(name, classes);
+    for (const FamilyFile& file : FamilyFiles()) {
+      if (file.transformers_class == like) return &file;
+    }
+  }
+  return nullptr;
+}
+
 // Says what else a model of an unknown family can be moved by.
-std::string UnknownFamily(const std::string& model_type) {
+std::string UnknownFamily(const std::string& model_type, ConfigReader& config) {
+  const FamilyFile* like = FamilyOfClass(config);
   const std::string nearest = NearestWord(model_type, FamilyNames());
   return absl::StrFormat(
-      "unknown model_type %s; %swanted %s; a file can describe other families: "
-      "\"model\": {\"config\": PATH, \"rules\": PATH}; or they move without "
-      "roles: {\"safetensors\": DIRECTORY} with layout generic or fsdp, or the "
+      "unknown model_type %s; %s%swanted %s; a file can describe other "
+      "families: \"model\": {\"config\": PATH, \"rules\": PATH}; or they move "
+      "without roles: {\"safetensors\": DIRECTORY} with layout generic or "
+      "fsdp, or the "
       "job that Python's refit.describe and refit.merge make of live models",
       Quoted(model_type),
       nearest.empty() ? "" : absl::StrFormat("did you mean \"%s\"? ", nearest),
+      like == nullptr
+          ? ""
+          : absl::StrFormat("its architectures are like %s of %s, whose rules "
+                            "may be copied and changed: families/%s.json; ",
+                            like->transformers_class, like->model_type,
+                            like->model_type),
       Alternatives(FamilyNames()));
 }
 
@@ -67,9 +91,10 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   const std::string model_type = config.String("model_type");
   if (model_type.empty()) return std::nullopt;
   const Family* family = FindFamily(model_type);
-  if (family == nullptr && !rules.given) {
+  const FamilyFile* file = FindFamilyFile(model_type);
+  if (family == nullptr && file == nullptr && !rules.given) {
     if (need_family) {
-      config.Error("model_type", UnknownFamily(model_type));
+      config.Error("model_type", UnknownFamily(model_type, config));
     }
     return std::nullopt;
   }
@@ -80,6 +105,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   model.quant_method = config.QuantMethod();
   if (rules.given) {
     BuildByRules(rules.value, rules.place, config, model);
+  } else if (file != nullptr) {
+    BuildByRules(*file, config, model);
   } else {
     model.architecture.family = family;
     family->build(config, model);

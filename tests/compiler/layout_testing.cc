@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "compiler/model/model.h"
 #include "tests/compiler/temporary_directory.h"
@@ -60,13 +62,27 @@ std::vector<std::string> Names(const std::string& pattern,
   return names;
 }
 
+const Family* FamilyOf(const std::string& model_type) {
+  static auto& models = *new std::map<std::string, Model>;
+  const auto [it, is_new] = models.try_emplace(model_type);
+  if (is_new) {
+    it->second = ReadTinyModel(absl::StrFormat(R"({"model_type": "%s",
+        "num_hidden_layers": 1, "hidden_size": 2, "vocab_size": 2,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2,
+        "intermediate_size": 2, "moe_intermediate_size": 2,
+        "num_local_experts": 2})",
+                                               model_type));
+  }
+  return it->second.architecture.family;
+}
+
 }  // namespace
 
 Model MakeModel(const ModelSizes& sizes) {
   Model model;
   Architecture& a = model.architecture;
   const bool dense_qwen3 = sizes.experts == 0 && sizes.family == "qwen3_moe";
-  a.family = FindFamily(dense_qwen3 ? "qwen3" : sizes.family);
+  a.family = FamilyOf(dense_qwen3 ? "qwen3" : sizes.family);
   a.layers = sizes.layers;
   a.hidden = sizes.hidden;
   a.heads = sizes.heads;

@@ -368,11 +368,14 @@ TEST(ModelTest, ADTypeOfTheTextThatIsNotTheModelsIsRefused) {
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
-            "deepseek_v3, deepseek_v32, deepseek_v4, gemma3, gemma3_text, "
-            "glm4_moe, glm4_moe_lite, glm_moe_dsa, gpt_oss, kimi_k2, kimi_k25, "
-            "kimi_vl, llama, llama4, llama4_text, minimax_m2, mixtral, "
-            "nemotron_h, qwen2, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
-            "qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl or qwen3_vl_moe; "
+            "deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, exaone4, "
+            "falcon_h1, gemma, gemma2, gemma3, gemma3_text, glm4_moe, "
+            "glm4_moe_lite, glm_moe_dsa, gpt_oss, granite, kimi_k2, "
+            "kimi_k25, kimi_vl, llama, llama4, llama4_text, mamba2, "
+            "minimax_m2, mistral, mixtral, nemotron_h, olmoe, qwen2, "
+            "qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
+            "qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe or"
+            " stablelm; "
             "a file can describe "
             "other families: \"model\": {\"config\": PATH, \"rules\": PATH}; "
             "or they move without roles: {\"safetensors\": DIRECTORY} with "
@@ -382,8 +385,21 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
             "      |                ^\n");
   EXPECT_NE(ReadConfigText("{\"model_type\": \"qwen3moe\"}")
                 .errors.find("unknown model_type \"qwen3moe\"; did you mean "
-                             "\"qwen3_moe\"? wanted deepseek_v3,"),
+                             "\"qwen3_moe\"? wanted deepseek_v2,"),
             std::string::npos);
+}
+
+TEST(ModelTest, UnknownFamilyNamesTheOneWhoseClassItsArchitecturesResemble) {
+  for (const char* name : {"LlamaForCausalLM", "LlammaForCausalLM"}) {
+    EXPECT_NE(
+        ReadConfigText(
+            absl::StrFormat(
+                R"({"model_type": "gpt5", "architectures": ["%s"]})", name))
+            .errors.find("its architectures are like LlamaForCausalLM of "
+                         "llama, whose rules may be copied and changed: "
+                         "families/llama.json; wanted "),
+        std::string::npos);
+  }
 }
 
 TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {
@@ -630,7 +646,9 @@ TEST(ModelTest, HugeSizesDoNotOverflow) {
     "head_dim": 2147483647, "vocab_size": 2147483647,
     "moe_intermediate_size": 2147483647, "num_experts": 100000})");
   EXPECT_FALSE(result.model.has_value());
-  EXPECT_NE(result.errors.find("elements"), std::string::npos);
+  EXPECT_TRUE(result.errors.starts_with(
+      "config.json:1:1: error: sizes.query is \"heads * head_dim\", "))
+      << result.errors;
 }
 
 TEST(ModelTest, MissingConfigIsReportedWhereTheJobNamesIt) {
@@ -726,7 +744,7 @@ TEST(ModelTest, AStackHasAsManyMembersAsAPlansFileHasRoomFor) {
   EXPECT_TRUE(errors.starts_with(
       "config.json:1:1: error: "
       "\"model.layers.{0}.mlp.experts.{1}.gate_proj.weight\" stands for "
-      "1049600 parameters; wanted at most 1048576\n"))
+      "1049600 parameters; wanted at most 1048576 (families/qwen3_moe.json:"))
       << errors;
 }
 

@@ -186,14 +186,12 @@ TOWERS = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "llama4", "gemma
 # Those that engines cut whatever mm_encoder_tp_mode says.
 ALWAYS_CUT_TOWERS = {"gemma3"}
 
-# Families that refitc knows by the files of examples/rules alone.
-RULES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "rules"
 GREEDY = {"topk_method": "greedy", "scoring_func": "softmax", "n_group": 1}
 FALCON_MIXER = {
     "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_chunk_size": 16, "mamba_conv_bias": True, "mamba_proj_bias": False,
 }  # fmt: skip
-MODELS_BY_RULES = {
+MODELS |= {
     "stablelm": _with("stablelm", "StableLmForCausalLM", DENSE, use_qkv_bias=True, without=["head_dim"]),
     "stablelm, tied": _with("stablelm", "StableLmForCausalLM", DENSE, tie_word_embeddings=True, without=["head_dim"]),
     "olmoe": _with("olmoe", "OlmoeForCausalLM", DENSE, EXPERTS, intermediate_size=64, without=["head_dim", "moe_intermediate_size"]),
@@ -208,6 +206,15 @@ MODELS_BY_RULES = {
     ),  # fmt: skip
     "falcon_h1": _with("falcon_h1", "FalconH1ForCausalLM", DENSE, FALCON_MIXER, mamba_n_groups=4, mamba_rms_norm=True),
     "falcon_h1, one group": _with("falcon_h1", "FalconH1ForCausalLM", DENSE, FALCON_MIXER, mamba_n_groups=1),
+    "mistral": _with("mistral", "MistralForCausalLM", DENSE),
+    "mistral, tied": _with("mistral", "MistralForCausalLM", DENSE, tie_word_embeddings=True),
+    "granite": _with("granite", "GraniteForCausalLM", DENSE, without=["head_dim"]),
+    "granite, tied": _with("granite", "GraniteForCausalLM", DENSE, attention_bias=True, tie_word_embeddings=True, without=["head_dim"]),
+    "gemma": _with("gemma", "GemmaForCausalLM", DENSE, tie_word_embeddings=True, hidden_activation="gelu_pytorch_tanh"),
+    "gemma2": _with("gemma2", "Gemma2ForCausalLM", DENSE, GEMMA),
+    "exaone4": _with("exaone4", "Exaone4ForCausalLM", DENSE, sliding_window=64, layer_types=GEMMA["layer_types"]),
+    "qwen2_moe": _with("qwen2_moe", "Qwen2MoeForCausalLM", DENSE, EXPERTS, shared_expert_intermediate_size=64, mlp_only_layers=[1],
+                       without=["head_dim"]),
 }
 
 
@@ -229,10 +236,7 @@ class Refit:
         self.checkpoint = self.directory / "checkpoint"
         self.checkpoint.mkdir(exist_ok=True)
         (self.checkpoint / "config.json").write_text(json.dumps(config))
-        model = "checkpoint/config.json"
-        if config in MODELS_BY_RULES.values():
-            model = {"config": model, "rules": str(RULES / f"{config['model_type']}.json")}
-        job = {"model": model, "source": source or {"layout": "fsdp"}, "destination": side}
+        job = {"model": "checkpoint/config.json", "source": source or {"layout": "fsdp"}, "destination": side}
         (self.directory / "job.json").write_text(json.dumps(job | ({"options": options} if options else {})))
         self._run("refitc", "job.json", "-o", "plan.refit")
         self._read_plan()

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Compares names and shapes of the fsdp layout with transformers' live models, which stay on the meta device. Of models whose
-dtypes differ by parameter it compares dtypes and values too, with what from_pretrained makes of a checkpoint.
+dtypes differ by parameter it compares dtypes and values too, with what from_pretrained makes of a checkpoint. Every family
+that is a file of rules has a model here, and its class is the one that the file names.
 
 usage: transformers_names_test.py --programs DIRECTORY      (tests/frameworks/vllm.sh installs what it needs)
 """
 
 import argparse
 import pathlib
+import re
 import sys
 import tempfile
 import warnings
@@ -20,11 +22,13 @@ from tiny_models import MODELS, TOWERS, Refit, full_names
 
 FUSED = {
     "qwen3_moe", "mixtral", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2", "qwen3_next",
-    "nemotron_h", "deepseek_v4", "kimi_k25",
+    "nemotron_h", "deepseek_v4", "kimi_k25", "olmoe", "qwen2_moe", "deepseek_v2",
 }  # fmt: skip
 OWN_DTYPES = {"deepseek_v4"}
 ABSENT = {"kimi_k2", "kimi_vl"}  # transformers runs them by the checkpoint's own code
 LIVE_TOWERS = TOWERS - {"kimi_k25"}  # its rows are in an order of their own
+FILES = pathlib.Path(__file__).resolve().parents[2] / "compiler" / "model" / "families"
+CLASSES = {rules.stem: re.search(r'"class": "(\w+)"', rules.read_text())[1] for rules in FILES.glob("*.json")}
 
 
 def live(config):
@@ -33,6 +37,8 @@ def live(config):
     of = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = of.from_config(read, dtype=torch.bfloat16)
+    wanted = CLASSES.get(config["model_type"], type(model).__name__)
+    assert type(model).__name__ == wanted, f"{config['model_type']}.json names {wanted}, and transformers takes {type(model).__name__}"
     towers = () if config["model_type"] in LIVE_TOWERS else ("model.vision_tower.", "model.mm_projector.")
     return {name: list(parameter.shape) for name, parameter in model.named_parameters() if not name.startswith(towers)}
 
@@ -65,6 +71,9 @@ def main():
     parser.add_argument("--programs", required=True, type=lambda path: pathlib.Path(path).absolute(), help="where refitc is")
     programs = parser.parse_args().programs
     failed = 0
+    for family in sorted(CLASSES.keys() - {config["model_type"] for config in MODELS.values()}):
+        failed += 1
+        print(f"{family}: no model of it in tiny_models.py", file=sys.stderr)
     print(f"| transformers {transformers.__version__} | parameters | |\n|---|---|---|")
     for family, config in MODELS.items():
         if config["model_type"] in ABSENT:

@@ -23,7 +23,7 @@ os.environ |= {
 import table
 import torch
 import vllm
-from tiny_models import ALWAYS_CUT_TOWERS, MODELS, MODELS_BY_RULES, TOWERS, Refit
+from tiny_models import ALWAYS_CUT_TOWERS, MODELS, TOWERS, Refit
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
@@ -119,7 +119,7 @@ SCALES = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "k_scale", "v_scale
 
 
 def cases():
-    for name, config in (MODELS | MODELS_BY_RULES).items():
+    for name, config in MODELS.items():
         meshes = dict(MESHES)
         text = config.get("text_config", config)
         if any(key in text for key in ("num_experts", "num_local_experts", "n_routed_experts")):

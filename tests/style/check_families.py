@@ -17,6 +17,7 @@ def main():
     root = pathlib.Path(sys.argv[1])
     rows = "\n".join(source.read_text() for source in sorted((root / FAMILIES).glob("*.cc")))
     names = re.findall(r'\.model_type = "(\w+)"', rows)
+    names += [rules.stem for rules in sorted((root / FAMILIES).glob("*.json"))]
     quoted = re.compile(r"""["'](%s)["']""" % "|".join(names))
     checked, wrong = 0, 0
     for source in sorted(path for top in CODE for path in (root / top).rglob("*")):

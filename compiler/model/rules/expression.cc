@@ -2,10 +2,12 @@
 
 #include <charconv>
 #include <cstddef>
+#include <optional>
 #include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/nearest_word.h"
@@ -14,6 +16,7 @@ namespace refit {
 namespace {
 
 constexpr int kDepthMax = 64;
+constexpr char kKeyOfStatus[] = "key of config.json";
 
 bool IsWordCharacter(char c) { return absl::ascii_isalnum(c) || c == '_'; }
 
@@ -33,6 +36,10 @@ class Evaluator {
   }
 
  private:
+  static absl::Status OfKey(std::string_view key, absl::Status status) {
+    status.SetPayload(kKeyOfStatus, absl::Cord(std::string(key)));
+    return status;
+  }
   static absl::Status Wrong(const std::string& message) {
     return absl::InvalidArgumentError(message);
   }
@@ -43,6 +50,7 @@ class Evaluator {
     size_t end = at_;
     while (end < text_.size() && IsWordCharacter(text_[end])) ++end;
     if (end == at_ && end < text_.size()) ++end;
+    if (text_.substr(at_, 2) == "//") ++end;
     return text_.substr(at_, end - at_);
   }
   bool Take(std::string_view token) {
@@ -84,7 +92,7 @@ class Evaluator {
 
   absl::StatusOr<int64_t> Product() {
     absl::StatusOr<int64_t> value = Operand();
-    while (Next() == "*" || Next() == "/") {
+    while (Next() == "*" || Next() == "/" || Next() == "//") {
       const std::string_view sign = Next();
       at_ += sign.size();
       value = Joined(value, sign, Operand());
@@ -118,10 +126,12 @@ class Evaluator {
           overflows = __builtin_sub_overflow(int64_t{0}, *a, &result);
           break;
         }
-        if (*a % *b != 0) {
+        result = *a / *b;
+        if (*a % *b == 0) break;
+        if (sign == "/") {
           return Wrong(absl::StrFormat("%d / %d is no whole number", *a, *b));
         }
-        result = *a / *b;
+        if ((*a < 0) != (*b < 0)) --result;
     }
     if (overflows) {
       return Wrong(absl::StrFormat("%d %s %d is too large", *a, sign, *b));
@@ -172,15 +182,22 @@ class Evaluator {
 
   absl::StatusOr<int64_t> Named(std::string_view name) {
     for (const auto& [size, value] : scope_.sizes) {
-      if (size == name) return value;
+      if (size != name) continue;
+      if (value.has_value()) return *value;
+      return absl::UnavailableError("its mistake was reported");
     }
     const JsonValue* value = scope_.Find(name);
-    if (value == nullptr) return absl::NotFoundError(scope_.NoKey(name));
+    if (value == nullptr) {
+      for (const auto& [key, otherwise] : scope_.defaults) {
+        if (key == name) return otherwise;
+      }
+      return OfKey(name, absl::NotFoundError(scope_.NoKey(name)));
+    }
     if (const bool* flag = value->AsBool()) return *flag ? 1 : 0;
     if (const int64_t* number = value->AsInteger()) return *number;
-    return Wrong(
-        absl::StrFormat("config.json has %s as %s, which is no integer",
-                        Quoted(name), value->Text()));
+    return OfKey(name, Wrong(absl::StrFormat(
+                           "config.json has %s as %s, which is no integer",
+                           Quoted(name), value->Text())));
   }
 
   const std::string_view text_;
@@ -214,6 +231,10 @@ std::string ExpressionScope::NoKey(std::string_view key) const {
 absl::StatusOr<int64_t> Evaluate(std::string_view text,
                                  const ExpressionScope& scope) {
   return Evaluator(text, scope).Whole();
+}
+
+std::string KeyOf(const absl::Status& status) {
+  return std::string(status.GetPayload(kKeyOfStatus).value_or(absl::Cord()));
 }
 
 }  // namespace refit

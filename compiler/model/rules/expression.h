@@ -3,21 +3,26 @@
 #define REFIT_COMPILER_MODEL_RULES_EXPRESSION_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compiler/job/json.h"
 
 namespace refit {
 
 // What names in an expression stand for: sizes that the file defines, else
-// keys of the config, of which null counts as missing.
+// keys of the config, of which null counts as missing. A size without a value
+// is one whose mistake was reported. A default is for a key that the config
+// lacks altogether.
 struct ExpressionScope {
   const JsonValue::Object& config;
-  std::vector<std::pair<std::string, int64_t>> sizes;
+  std::vector<std::pair<std::string, std::optional<int64_t>>> sizes;
+  std::vector<std::pair<std::string, int64_t>> defaults = {};
 
   // nullptr without the key.
   const JsonValue* Find(std::string_view key) const;
@@ -27,10 +32,13 @@ struct ExpressionScope {
 
 // The value of `text`: integers, true and false (1 and 0), names, + - * / and
 // parentheses; "A or B" is B where the config lacks a key that A names; "not A"
-// is 1 where A is 0. Division must leave no remainder. The status says what is
-// wrong, without the text: NotFound for a missing key, else InvalidArgument.
+// is 1 where A is 0. "/" must leave no remainder, and "//" drops it. The status
+// says what is wrong, without the text: NotFound for a missing key, Unavailable
+// for a size without a value, else InvalidArgument.
 absl::StatusOr<int64_t> Evaluate(std::string_view text,
                                  const ExpressionScope& scope);
+// The key of the config that such a status is about; "": it is about none.
+std::string KeyOf(const absl::Status& status);
 
 }  // namespace refit
 

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -111,8 +112,8 @@ constexpr KnownSize<Architecture> kSizes[] = {
     {"heads", "num_attention_heads", 1, kExtentMax, &Architecture::heads},
     {"kv_heads", "num_key_value_heads or num_attention_heads", 1, kExtentMax,
      &Architecture::kv_heads},
-    {"head_dim", "head_dim or hidden_size / num_attention_heads", 1, kExtentMax,
-     &Architecture::head_dim},
+    {"head_dim", "head_dim or hidden_size // num_attention_heads", 1,
+     kExtentMax, &Architecture::head_dim},
     {"vocab", "vocab_size", 1, kExtentMax, &Architecture::vocab},
     {"experts", "0", 0, kCountMax, &Architecture::experts},
 };
@@ -167,39 +168,9 @@ constexpr Companions kCompanions[] = {
     {kQueryDown, kKeyValueDown, true},
 };
 
-bool IsLatent(ParamRole role) {
-  switch (role) {
-    case kLatentQuery:
-    case kQueryDown:
-    case kQueryDownNorm:
-    case kQueryUp:
-    case kKeyValueDown:
-    case kKeyValueDownNorm:
-    case kKeyValueUp:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool IsMamba(ParamRole role) {
-  switch (role) {
-    case kMambaNorm:
-    case kMambaIn:
-    case kMambaInBias:
-    case kMambaConv:
-    case kMambaConvBias:
-    case kMambaALog:
-    case kMambaD:
-    case kMambaDtBias:
-    case kMambaGatedNorm:
-    case kMambaOut:
-    case kMambaOutBias:
-      return true;
-    default:
-      return false;
-  }
-}
+constexpr ParamRole kLatentRoles[] = {
+    kLatentQuery,  kQueryDown,        kQueryDownNorm, kQueryUp,
+    kKeyValueDown, kKeyValueDownNorm, kKeyValueUp};
 
 // What stands in place of a role of attention by heads where attention is
 // latent; "": the role is none of these.
@@ -270,13 +241,13 @@ constexpr TraitWord<SglangTraits::Embedding> kEmbeddingWords[] = {
 class RulesReader {
  public:
   RulesReader(const ValueReader& values, const JsonValue& root,
-              const JsonValue::Object& config_members, ConfigReader& config,
-              Model& model)
+              bool is_compiled_in, ConfigReader& config, Model& model)
       : values_(values),
         reader_(values, root, ""),
         config_(config),
-        scope_({.config = config_members, .sizes = {}}),
-        model_(model) {}
+        scope_({.config = config.members(), .sizes = {}}),
+        model_(model),
+        is_compiled_in_(is_compiled_in) {}
 
   void Read();
 
@@ -287,15 +258,19 @@ class RulesReader {
   };
 
   void ReadModelType();
+  // What is known of keys of the config beside sizes: defaults, the only value
+  // of some, and pairs that say one thing.
+  void ReadKeys();
   void ReadSizes();
   // The value of a size that layouts read, which all others may name.
   template <typename Sizes>
   int64_t ReadKnownSize(const KnownSize<Sizes>& size,
-                        const JsonValue::Object& members, const Place& place);
+                        absl::Span<const JsonMember> members,
+                        const Place& place);
   // Of a part; nullopt: the model lacks it.
   template <typename Sizes, size_t N>
   std::optional<Sizes> ReadPart(const KnownSize<Sizes> (&sizes)[N],
-                                const JsonValue::Object& members,
+                                absl::Span<const JsonMember> members,
                                 const Place& place);
   void ReadLayerSets();
   std::vector<int32_t> LayerSet(const JsonValue& value,
@@ -307,7 +282,6 @@ class RulesReader {
   // Reports a role of a kind of layer that the model's sizes do not have.
   void CheckKindOf(ParamRole role, const JsonValue& value,
                    const std::string& path);
-  void ReadStoredBeside();
   void ReadTraits();
   void ReadVllm(const JsonValue& value);
   void ReadSglang(const JsonValue& value);
@@ -319,6 +293,18 @@ class RulesReader {
   void CheckJoined();
   void CheckFusion(const Fusion& fusion, const JsonValue& value,
                    const std::string& path);
+
+  // The members of an object, which the file may lack.
+  absl::Span<const JsonMember> Members(std::string_view key) {
+    const JsonValue* value = reader_.Find(key);
+    if (value == nullptr || !values_.IsObject(*value, key)) return {};
+    return *value->AsObject();
+  }
+  // Reports the key of the config that gives an expression no value, or one out
+  // of range, if the file is compiled in: else the file may be wrong. Returns
+  // whether the mistake is reported, be it long before.
+  bool ReportConfig(std::string_view expression, const absl::Status& status,
+                    IntegerRange range);
 
   // The value of an expression in the range; nullopt after a report.
   std::optional<int64_t> Number(const JsonValue& value, const std::string& path,
@@ -341,6 +327,10 @@ class RulesReader {
   ConfigReader& config_;
   ExpressionScope scope_;
   Model& model_;
+  const bool is_compiled_in_;
+  DType dtype_ = DType::kUnspecified;  // of the config
+  bool has_sizes_ = false;             // and layers, all of them
+  std::set<std::string> reported_;     // keys of the config
   std::shared_ptr<FamilyOfFile> own_ = std::make_shared<FamilyOfFile>();
   std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
   std::vector<Rule> rules_;  // of each param
@@ -350,17 +340,20 @@ class RulesReader {
 void RulesReader::Read() {
   const int64_t errors_before = diagnostics().error_count();
   const auto ok = [&] { return diagnostics().error_count() == errors_before; };
-  model_.place = reader_.place();
+  if (!is_compiled_in_) model_.place = reader_.place();
+  dtype_ = config_.WeightDType();
   model_.own_family = std::shared_ptr<const Family>(own_, &own_->family);
   model_.architecture.family = &own_->family;
   ReadModelType();
+  ReadKeys();
   ReadSizes();
-  if (ok()) ReadLayerSets();
-  if (ok()) ReadParams();
-  ReadStoredBeside();
-  if (ok()) {
-    CheckNoNameTwice();
-  }
+  ReadLayerSets();
+  has_sizes_ = ok();
+  ReadParams();
+  Located<std::vector<std::string>> globs;
+  reader_.Read("stored_beside", {}, globs);
+  model_.stored_beside = std::move(globs.value);
+  if (ok()) CheckNoNameTwice();
   if (ok()) CheckRolesOfLayers();
   if (ok()) {
     CheckJoined();
@@ -369,8 +362,8 @@ void RulesReader::Read() {
     ReadTraits();
   }
   for (const std::string_view key :
-       {"model_type", "sizes", "layers", "params", "stored_beside", "vllm",
-        "sglang", "megatron", "transformers"}) {
+       {"model_type", "defaults", "only", "alike", "sizes", "layers", "params",
+        "stored_beside", "vllm", "sglang", "megatron", "transformers"}) {
     reader_.Find(key);
   }
   reader_.RejectOtherKeys();
@@ -383,12 +376,56 @@ void RulesReader::ReadModelType() {
   if (type == nullptr) return;
   own_->model_type = *type;
   own_->family.model_type = own_->model_type;
-  own_->family.of_file = true;
+  own_->family.of_file = !is_compiled_in_;
   const std::string found = config_.String("model_type");
   if (found.empty() || found == *type) return;
   values_.Error(*value, absl::StrFormat("model_type %s, but config.json is of "
                                         "model_type %s; wanted the same",
                                         Quoted(*type), Quoted(found)));
+}
+
+void RulesReader::ReadKeys() {
+  for (const JsonMember& member : Members("defaults")) {
+    if (config_.IsThere(member.key)) continue;
+    const std::optional<int64_t> number =
+        Number(member.value, absl::StrCat("defaults.", member.key),
+               {.min = 0, .max = kExtentMax});
+    if (number.has_value()) scope_.defaults.emplace_back(member.key, *number);
+  }
+  for (const JsonMember& member : Members("only")) {
+    const JsonValue* found = scope_.Find(member.key);
+    if (found == nullptr || found->Text() == member.value.Text()) continue;
+    config_.Error(
+        member.key,
+        absl::StrFormat("%s %s is not supported; wanted %s", member.key,
+                        found->Text(), member.value.Text()));
+  }
+  for (const JsonMember& member : Members("alike")) {
+    const std::string* other =
+        values_.String(member.value, absl::StrCat("alike.", member.key),
+                       "a key of config.json");
+    if (other != nullptr) config_.CheckAlike(member.key, *other);
+  }
+}
+
+bool RulesReader::ReportConfig(std::string_view expression,
+                               const absl::Status& status, IntegerRange range) {
+  if (absl::IsUnavailable(status)) return true;
+  const std::string key(status.ok()
+                            ? expression.substr(0, expression.find(" or "))
+                            : KeyOf(status));
+  if (!is_compiled_in_ || key.empty()) return false;
+  if (status.ok() && scope_.Find(key) == nullptr) return false;
+  // Several sizes may be made of it.
+  if (!reported_.insert(key).second) return true;
+  const JsonValue* value = scope_.Find(key);
+  config_.Error(
+      key,
+      value == nullptr
+          ? absl::StrFormat("missing key %s; wanted an integer", Quoted(key))
+          : absl::StrFormat("%s is %s; wanted an integer from %d to %d", key,
+                            value->Text(), range.min, range.max));
+  return true;
 }
 
 std::optional<int64_t> RulesReader::Number(const JsonValue& value,
@@ -401,9 +438,12 @@ std::optional<int64_t> RulesReader::Number(const JsonValue& value,
   std::string shown = value.Text();
   if (const int64_t* integer = value.AsInteger()) {
     number = *integer;
+  } else if (const bool* flag = value.AsBool()) {
+    number = *flag ? 1 : 0;
   } else if (const std::string* text = value.AsString()) {
     const absl::StatusOr<int64_t> result = Evaluate(*text, scope_);
     if (!result.ok()) {
+      if (ReportConfig(*text, result.status(), range)) return std::nullopt;
       values_.Error(value, absl::StrFormat("%s is %s: %s", path, shown,
                                            result.status().message()));
       return std::nullopt;
@@ -415,29 +455,32 @@ std::optional<int64_t> RulesReader::Number(const JsonValue& value,
     return std::nullopt;
   }
   if (*number >= range.min && *number <= range.max) return number;
+  if (const std::string* text = value.AsString();
+      text != nullptr && ReportConfig(*text, absl::OkStatus(), range)) {
+    return std::nullopt;
+  }
   values_.Error(value, absl::StrFormat("%s is %s; %s", path, shown, wanted()));
   return std::nullopt;
 }
 
 template <typename Sizes>
 int64_t RulesReader::ReadKnownSize(const KnownSize<Sizes>& size,
-                                   const JsonValue::Object& members,
+                                   absl::Span<const JsonMember> members,
                                    const Place& place) {
   const IntegerRange range = {.min = size.min, .max = size.max};
   const auto given =
       std::find_if(members.begin(), members.end(),
                    [&](const JsonMember& m) { return m.key == size.name; });
-  int64_t value = range.max == 1 ? 0 : 1;  // after a report
+  std::optional<int64_t> value;
   if (given != members.end()) {
-    value = Number(given->value, absl::StrFormat("sizes.%s", size.name), range)
-                .value_or(value);
+    value = Number(given->value, absl::StrFormat("sizes.%s", size.name), range);
   } else {
     const absl::StatusOr<int64_t> number = Evaluate(size.otherwise, scope_);
     const bool fits =
         number.ok() && *number >= range.min && *number <= range.max;
     if (fits) {
       value = *number;
-    } else {
+    } else if (!ReportConfig(size.otherwise, number.status(), range)) {
       diagnostics().Error(
           place,
           absl::StrFormat(
@@ -450,12 +493,12 @@ int64_t RulesReader::ReadKnownSize(const KnownSize<Sizes>& size,
     }
   }
   scope_.sizes.emplace_back(size.name, value);
-  return value;
+  return value.value_or(size.max == 1 ? 0 : 1);
 }
 
 template <typename Sizes, size_t N>
 std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
-                                           const JsonValue::Object& members,
+                                           absl::Span<const JsonMember> members,
                                            const Place& place) {
   const int64_t errors_before = diagnostics().error_count();
   Sizes part;
@@ -479,11 +522,8 @@ std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
 }
 
 void RulesReader::ReadSizes() {
-  const int64_t errors_before = diagnostics().error_count();
   const JsonValue* value = reader_.Find("sizes");
-  JsonValue::Object none;
-  const bool is_object = value != nullptr && values_.IsObject(*value, "sizes");
-  const JsonValue::Object& members = is_object ? *value->AsObject() : none;
+  const absl::Span<const JsonMember> members = Members("sizes");
   const Place place =
       value == nullptr ? reader_.place() : values_.PlaceOf(*value);
   for (const KnownSize<Architecture>& size : kSizes) {
@@ -509,26 +549,29 @@ void RulesReader::ReadSizes() {
         })) {
       continue;
     }
-    const std::optional<int64_t> number =
-        Number(member.value, absl::StrCat("sizes.", member.key),
-               {.min = 0, .max = kExtentMax});
-    scope_.sizes.emplace_back(member.key, number.value_or(1));
+    scope_.sizes.emplace_back(
+        member.key, Number(member.value, absl::StrCat("sizes.", member.key),
+                           {.min = 0, .max = kExtentMax}));
   }
-  if (diagnostics().error_count() != errors_before) return;
-  const auto check_divides = [&](std::string_view name, int64_t size,
-                                 std::string_view of_name, int64_t of) {
-    if (of % size == 0) return;
+  const auto check_divides = [&](std::string_view name,
+                                 std::string_view of_name) {
+    const absl::StatusOr<int64_t> size = Evaluate(name, scope_);
+    const absl::StatusOr<int64_t> of = Evaluate(of_name, scope_);
+    if (!size.ok() || !of.ok() || *size == 0 || *of % *size == 0) return;
+    constexpr std::string_view kKey = "num_key_value_heads";
+    if (is_compiled_in_ && name == "kv_heads" && config_.Has(kKey)) {
+      config_.Error(kKey, absl::StrFormat("%s %d does not divide "
+                                          "num_attention_heads %d",
+                                          kKey, *size, *of));
+      return;
+    }
     diagnostics().Error(place,
                         absl::StrFormat("sizes.%s %d does not divide sizes.%s "
                                         "%d",
-                                        name, size, of_name, of));
+                                        name, *size, of_name, *of));
   };
-  check_divides("kv_heads", architecture().kv_heads, "heads",
-                architecture().heads);
-  if (architecture().mamba.has_value()) {
-    check_divides("mamba_groups", architecture().mamba->groups, "mamba_heads",
-                  architecture().mamba->heads);
-  }
+  check_divides("kv_heads", "heads");
+  check_divides("mamba_groups", "mamba_heads");
   if (architecture().latent.has_value()) {
     // Which have no meaning there.
     architecture().kv_heads = 0;
@@ -543,10 +586,13 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                                          WordOf(role), found, wanted));
   };
   const std::optional<LatentAttention>& latent = architecture().latent;
-  if (IsMamba(role) && !architecture().mamba.has_value()) {
+  if (WordOf(role).starts_with("mamba_") && !architecture().mamba.has_value()) {
     return report("the model has no Mamba mixers", "\"mamba_heads\" in sizes");
   }
-  if (IsLatent(role) && !latent.has_value()) {
+  const bool is_latent =
+      std::find(std::begin(kLatentRoles), std::end(kLatentRoles), role) !=
+      std::end(kLatentRoles);
+  if (is_latent && !latent.has_value()) {
     return report("the model has no latent attention",
                   "\"key_value_rank\" in sizes");
   }
@@ -566,9 +612,7 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
 }
 
 void RulesReader::ReadLayerSets() {
-  const JsonValue* value = reader_.Find("layers");
-  if (value == nullptr || !values_.IsObject(*value, "layers")) return;
-  for (const JsonMember& member : *value->AsObject()) {
+  for (const JsonMember& member : Members("layers")) {
     const std::string path = absl::StrCat("layers.", member.key);
     if (!values_.IsObject(member.value, path)) continue;
     layer_sets_[member.key] = LayerSet(member.value, path);
@@ -660,7 +704,8 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
                               "no letter; wanted one",
                               where_path, Quoted(pair[0].key), Quoted(type)));
           types.clear();
-        } else if (static_cast<int64_t>(types.size()) != layers) {
+        } else if (Evaluate("layers", scope_).ok() &&
+                   static_cast<int64_t>(types.size()) != layers) {
           values_.Error(*where,
                         absl::StrFormat("%s: config.json's %s has %d words; "
                                         "wanted %d, one per layer",
@@ -693,8 +738,7 @@ void RulesReader::ReadParams() {
   const JsonValue::Array* array =
       values_.Array(*value, "params", "an array of parameters");
   if (array == nullptr) return;
-  model_.place = values_.PlaceOf(*value);
-  const int64_t errors_before = diagnostics().error_count();
+  if (!is_compiled_in_) model_.place = values_.PlaceOf(*value);
   for (size_t i = 0; i < array->size(); ++i) {
     ReadParam((*array)[i], absl::StrFormat("params[%d]", i));
   }
@@ -714,8 +758,7 @@ void RulesReader::ReadParams() {
          .detail = absl::StrFormat("tie_word_embeddings: the head is %s",
                                    embedding->name)});
   }
-  const bool ok = diagnostics().error_count() == errors_before;
-  if (ok && model_.params.empty()) {
+  if (diagnostics().error_count() == 0 && model_.params.empty()) {
     values_.Error(*value,
                   "params give this config.json no parameter; wanted at least "
                   "one");
@@ -731,7 +774,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   const JsonValue* role = reader.Require("role", "a role");
   const JsonValue* layers = reader.Find("layers");
   const JsonValue* condition = reader.Find("if");
-  Located<DType> dtype = {.value = config_.WeightDType()};
+  Located<DType> dtype = {.value = dtype_};
   ReadMember(reader, {.name = "dtype"}, dtype);
   reader.RejectOtherKeys();
   if (name == nullptr || shape == nullptr || role == nullptr) return;
@@ -833,6 +876,15 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     present &= !found->second.empty();
   }
   if (!present) return;
+  bool has_shape = has_sizes_;
+  for (size_t i = 0; i < extents->size(); ++i) {
+    const std::optional<int64_t> extent = Number(
+        (*extents)[i], absl::StrFormat("%s[%d]", reader.PathOf("shape"), i),
+        {.min = 1, .max = kExtentMax});
+    param.shape.push_back(extent.value_or(1));
+    has_shape &= extent.has_value();
+  }
+  if (!has_shape) return;
   if (of_expert) {
     if (architecture().experts == 0) {
       values_.Error(*name, absl::StrFormat("%s has {expert}, and the model has "
@@ -844,13 +896,6 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     param.index.push_back(Consecutive(0, architecture().experts));
   }
   CheckKindOf(param.role, *role, reader.PathOf("role"));
-
-  for (size_t i = 0; i < extents->size(); ++i) {
-    const std::optional<int64_t> extent = Number(
-        (*extents)[i], absl::StrFormat("%s[%d]", reader.PathOf("shape"), i),
-        {.min = 1, .max = kExtentMax});
-    param.shape.push_back(extent.value_or(1));
-  }
   if (diagnostics().error_count() != errors_before) return;
   CheckStackSize(param, values_.PlaceOf(value), diagnostics());
   if (diagnostics().error_count() != errors_before) return;
@@ -893,16 +938,13 @@ void RulesReader::CheckRolesOfLayers() {
     for (const int32_t layer : layers) {
       const auto [it, is_new] = seen.try_emplace({param.role, layer}, &rule);
       if (is_new) continue;
-      const auto* const word =
-          std::find_if(std::begin(kRoles), std::end(kRoles),
-                       [&](const auto& r) { return r.second == param.role; });
       values_.Error(
           *rule.value,
           absl::StrFormat(
               "params[%s] is the role %s%s a second time, after %s; wanted "
               "each once (column, row, replicated, first_stage and last_stage "
               "may stand often)",
-              Quoted(param.name), word->first,
+              Quoted(param.name), WordOf(param.role),
               layer < 0 ? "" : absl::StrCat(" of layer ", layer),
               Quoted(model_.params[it->second->param].name)));
       break;
@@ -1001,12 +1043,6 @@ void RulesReader::CheckStackedExperts() {
                         down->shape[1], down->shape[2]));
     return;
   }
-}
-
-void RulesReader::ReadStoredBeside() {
-  Located<std::vector<std::string>> globs;
-  reader_.Read("stored_beside", {}, globs);
-  model_.stored_beside = std::move(globs.value);
 }
 
 Renames RulesReader::ReadNames(ObjectReader& traits) {
@@ -1205,7 +1241,11 @@ void RulesReader::ReadTraits() {
   if (const JsonValue* transformers = reader_.Find("transformers")) {
     if (!values_.IsObject(*transformers, "transformers")) return;
     ObjectReader reader(values_, *transformers, "transformers");
-    own_->family.transformers.renames_since_5 = ReadNames(reader);
+    Located<std::string> name;
+    reader.Read("class", {}, name);
+    if (reader.Find("names") != nullptr) {
+      own_->family.transformers.renames_since_5 = ReadNames(reader);
+    }
     reader.RejectOtherKeys();
   }
 }
@@ -1219,7 +1259,26 @@ void BuildByRules(const std::string& path, const Place& asked,
       ReadJsonFile(path, asked, kRulesBytesMax, "rules", diagnostics);
   if (!document.has_value()) return;
   const ValueReader values(*document, diagnostics);
-  RulesReader(values, document->root, config.members(), config, model).Read();
+  RulesReader(values, document->root, false, config, model).Read();
+}
+
+void BuildByRules(const FamilyFile& file, ConfigReader& config, Model& model) {
+  Diagnostics& diagnostics = config.diagnostics();
+  auto source = std::make_shared<const SourceFile>(
+      SourceFile{.path = absl::StrFormat("families/%s.json", file.model_type),
+                 .text = std::string(file.text)});
+  const JsonDocument document = *ParseJson(source, source->text, diagnostics);
+  const ValueReader values(document, diagnostics);
+  RulesReader(values, document.root, true, config, model).Read();
+  diagnostics.Move(*source, config.place());
+}
+
+const FamilyFile* FindFamilyFile(std::string_view model_type) {
+  const absl::Span<const FamilyFile> files = FamilyFiles();
+  const auto* const found = std::find_if(
+      files.begin(), files.end(),
+      [&](const FamilyFile& file) { return file.model_type == model_type; });
+  return found == files.end() ? nullptr : found;
 }
 
 std::vector<std::string_view> RoleWords() { return WordsOf(kRoles); }

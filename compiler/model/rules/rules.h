@@ -1,4 +1,5 @@
-// A model family from a file of rules: what families/*.cc build in C++.
+// A model family from a file of rules, which is the user's or one of
+// compiler/model/families/*.json, which the build compiles in.
 #ifndef REFIT_COMPILER_MODEL_RULES_RULES_H_
 #define REFIT_COMPILER_MODEL_RULES_RULES_H_
 
@@ -7,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "compiler/model/config.h"
 #include "compiler/model/family.h"
 #include "compiler/model/model.h"
@@ -23,12 +25,26 @@ struct FamilyOfFile {
   std::deque<std::vector<Fusion>> fusions;
 };
 
+// A file that is compiled in.
+struct FamilyFile {
+  std::string_view model_type;
+  std::string_view transformers_class;
+  std::string_view text;
+};
+// In alphabetical order of model_type. CMake writes it from families/*.json.
+absl::Span<const FamilyFile> FamilyFiles();
+// nullptr for a model_type that none has.
+const FamilyFile* FindFamilyFile(std::string_view model_type);
+
 // Fills `model` as the family of a file does: own_family, architecture, params,
 // skips. `path` was named at `asked`, `config` is an object of its model_type.
 // Every mistake is reported with its place in the file; the model is not used
 // then.
 void BuildByRules(const std::string& path, const Place& asked,
                   ConfigReader& config, Model& model);
+// The same by a file that is compiled in. A mistake is the config's, and has
+// its place there.
+void BuildByRules(const FamilyFile& file, ConfigReader& config, Model& model);
 
 // The words for roles that a file may use, in the order of the docs.
 std::vector<std::string_view> RoleWords();

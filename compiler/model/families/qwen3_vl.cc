@@ -20,12 +20,6 @@ void AddLayers(ConfigReader& config, DecoderBuilder& decoder) {
 // That of the class, whatever the hidden size is.
 constexpr int64_t kHeadDim = 128;
 
-void Build(ConfigReader& config, Model& model) {
-  config.Default("head_dim", kHeadDim);
-  DecoderBuilder decoder(config, model);
-  AddLayers(config, decoder);
-}
-
 // The model with a vision tower.
 void BuildWithVision(ConfigReader& config, Model& model) {
   ConfigReader text = config.Text();
@@ -38,12 +32,6 @@ void BuildWithVision(ConfigReader& config, Model& model) {
 }
 
 }  // namespace
-
-extern const Family kQwen3 = {
-    .model_type = "qwen3",
-    .build = Build,
-    .vllm = {.output_bias = false},
-};
 
 extern const Family kQwen3Vl = {
     .model_type = "qwen3_vl",

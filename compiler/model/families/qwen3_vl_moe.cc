@@ -31,14 +31,6 @@ void AddLayers(ConfigReader& config, DecoderBuilder& decoder,
   decoder.End();
 }
 
-void Build(ConfigReader& config, Model& model) {
-  DecoderBuilder decoder(config, model);
-  AddLayers(config, decoder,
-            [&](const IndexDim& layers, int64_t experts, int64_t intermediate) {
-              decoder.AddExperts(layers, "mlp", {}, experts, intermediate);
-            });
-}
-
 // The model with a vision tower. The experts of a layer are one tensor,
 // [expert, in, out], the gates' columns before the ups'.
 void BuildWithVision(ConfigReader& config, Model& model) {
@@ -69,14 +61,6 @@ void BuildWithVision(ConfigReader& config, Model& model) {
 }
 
 }  // namespace
-
-extern const Family kQwen3Moe = {
-    .model_type = "qwen3_moe",
-    .build = Build,
-    .vllm = {.output_bias = false,
-             .every_stage = VllmTraits::EveryStage::kEnds},
-    .sglang = {.head = SglangTraits::Head::kOwnTensor, .dense_layers = false},
-};
 
 extern const Family kQwen3VlMoe = {
     .model_type = "qwen3_vl_moe",
