@@ -98,12 +98,12 @@ IndexDim DecoderBuilder::AllLayers() const {
   return Consecutive(0, model_.architecture.all_layers());
 }
 
-void DecoderBuilder::Add(std::string name, ParamRole role, Dims shape,
-                         std::vector<IndexDim> index) {
+Param& DecoderBuilder::Add(std::string_view name, ParamRole role, Dims shape,
+                           std::vector<IndexDim> index) {
   const bool of_layers = !index.empty();
-  if (of_layers) name = layer_prefix_ + name;
-  AddParam(std::move(name), role, std::move(shape), std::move(index),
-           of_layers ? first_layer_ : 0);
+  return AddParam(absl::StrFormat("%s%s", of_layers ? layer_prefix_ : "", name),
+                  role, std::move(shape), std::move(index),
+                  of_layers ? first_layer_ : 0);
 }
 
 void DecoderBuilder::NameModel(std::string root, std::string head) {
@@ -140,16 +140,16 @@ void DecoderBuilder::AddAttention(const AttentionOptions& options) {
   const Architecture& a = model_.architecture;
   const int64_t query = a.heads * a.head_dim;
   const int64_t key_value = a.kv_heads * a.head_dim;
-  const auto add = [&](std::string name, ParamRole role, Dims shape) {
-    Add(std::move(name), role, std::move(shape), {AllLayers()});
+  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
+    Add(name, role, std::move(shape), {AllLayers()});
   };
   add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
-  const auto add_rotated = [&](std::string name, ParamRole role,
+  const auto add_rotated = [&](std::string_view name, ParamRole role,
                                int64_t heads) {
     if (!options.rotary_pairs) {
-      return add(std::move(name), role, {heads * a.head_dim, a.hidden});
+      return add(name, role, {heads * a.head_dim, a.hidden});
     }
-    add(std::move(name), role, {heads, a.head_dim / 2, 2, a.hidden});
+    add(name, role, {heads, a.head_dim / 2, 2, a.hidden});
     model_.params.back().split = Split::kRowsInHeadPairs;
   };
   if (options.rotary_pairs && a.head_dim % 2 != 0) {
@@ -181,7 +181,7 @@ void DecoderBuilder::AddLatentAttention() {
   const LatentAttention& latent = *a.latent;
   const int64_t query = a.heads * (latent.nope_dim + latent.rope_dim);
   const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
-    Add(std::string(name), role, std::move(shape), {AllLayers()});
+    Add(name, role, std::move(shape), {AllLayers()});
   };
   add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
   if (latent.query_rank > 0) {

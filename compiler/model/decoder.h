@@ -80,6 +80,9 @@ class DecoderBuilder {
   // Adds the head, or says that it is the embedding of this name.
   void AddHead(std::string_view embedding);
 
+  // A param of the layers `index[0]`, or of no layer.
+  Param& Add(std::string_view name, ParamRole role, Dims shape,
+             std::vector<IndexDim> index);
   // A param under its full name. `index`: layers, then experts; empty: of no
   // layer. Layer n of the index is the model's layer first_layer + n.
   Param& AddParam(std::string name, ParamRole role, Dims shape,
@@ -92,10 +95,6 @@ class DecoderBuilder {
   void ReadGroupedHeads();
   void ReadLatentHeads();
   void AddMlpNorm(ParamRole role, const IndexDim& layers);
-  // A param of the layers `index[0]`, or of no layer.
-  void Add(std::string name, ParamRole role, Dims shape,
-           std::vector<IndexDim> index);
-
   ConfigReader& config_;
   Model& model_;
   DType dtype_ = DType::kUnspecified;

@@ -56,10 +56,7 @@ struct DeepseekForm {
 
 void BuildWith(ConfigReader& config, Model& model, const DeepseekForm& form) {
   DecoderBuilder decoder(config, model, HeadForm::kLatent);
-  if (config.FlagOr("attention_bias", false)) {
-    config.Error("attention_bias",
-                 "attention_bias true is not supported; wanted false");
-  }
+  config.ExpectFalse("attention_bias");
   if (form.sparse_attention) config.ExpectFalse("mlp_bias");
   decoder.ReadMtpLayers();
   decoder.Begin();

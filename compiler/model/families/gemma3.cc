@@ -1,8 +1,6 @@
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "compiler/model/decoder.h"
@@ -17,14 +15,10 @@ namespace {
 void BuildText(ConfigReader& config, Model& model, std::string_view prefix,
                bool tied) {
   using enum ParamRole;
-  for (const auto& [key, value] :
-       std::initializer_list<std::pair<std::string_view, int64_t>>{
-           {"num_attention_heads", 8},
-           {"num_key_value_heads", 4},
-           {"head_dim", 256},
-           {"vocab_size", 262'208}}) {
-    config.Default(key, value);
-  }
+  config.Defaults({{"num_attention_heads", 8},
+                   {"num_key_value_heads", 4},
+                   {"head_dim", 256},
+                   {"vocab_size", 262'208}});
   config.ExpectFalse("attention_bias");
   DecoderBuilder decoder(config, model);
   decoder.NameModel(absl::StrFormat("%smodel.", prefix),
@@ -35,12 +29,10 @@ void BuildText(ConfigReader& config, Model& model, std::string_view prefix,
   decoder.Begin();
   decoder.AddAttention({.query_key_norm = true});
   decoder.AddMlp(layers, config.Size("intermediate_size"));
-  const auto add = [&](std::string_view name, ParamRole role) {
-    decoder.AddParam(absl::StrFormat("%smodel.layers.{0}.%s", prefix, name),
-                     role, {a.hidden}, {layers});
-  };
-  add("pre_feedforward_layernorm.weight", kMlpInputNorm);
-  add("post_feedforward_layernorm.weight", kMlpOutputNorm);
+  decoder.Add("pre_feedforward_layernorm.weight", kMlpInputNorm, {a.hidden},
+              {layers});
+  decoder.Add("post_feedforward_layernorm.weight", kMlpOutputNorm, {a.hidden},
+              {layers});
   decoder.End();
 }
 

@@ -1,9 +1,6 @@
-#include <string>
-#include <string_view>
-#include <utility>
+#include <cstdint>
 #include <vector>
 
-#include "absl/strings/str_format.h"
 #include "compiler/model/decoder.h"
 #include "compiler/model/family.h"
 
@@ -24,29 +21,25 @@ void Build(ConfigReader& config, Model& model) {
   Architecture& a = model.architecture;
   a.experts = config.Count("num_local_experts");
   const int64_t intermediate = config.Size("intermediate_size");
-  const auto add = [&](std::string_view name, ParamRole role,
-                       Dims shape) -> Param& {
-    return decoder.AddParam(absl::StrFormat("model.layers.{0}.%s", name), role,
-                            std::move(shape), {decoder.AllLayers()});
-  };
+  const std::vector<IndexDim> layers = {decoder.AllLayers()};
   decoder.Begin();
-  decoder.AddAttention({.query_key_value_bias = true,
-                        .output_bias = true,
-                        .query_key_norm = false});
-  add("self_attn.sinks", kAttentionSinks, {a.heads});
-  add("post_attention_layernorm.weight", kMoeNorm, {a.hidden});
-  add("mlp.router.weight", kRouter, {a.experts, a.hidden});
-  add("mlp.router.bias", kRouterBias, {a.experts});
-  add("mlp.experts.gate_up_proj", kFusedExpertGateUp,
-      {a.experts, a.hidden, intermediate, 2})
+  decoder.AddAttention({.query_key_value_bias = true, .output_bias = true});
+  decoder.Add("self_attn.sinks", kAttentionSinks, {a.heads}, layers);
+  decoder.Add("post_attention_layernorm.weight", kMoeNorm, {a.hidden}, layers);
+  decoder.Add("mlp.router.weight", kRouter, {a.experts, a.hidden}, layers);
+  decoder.Add("mlp.router.bias", kRouterBias, {a.experts}, layers);
+  decoder
+      .Add("mlp.experts.gate_up_proj", kFusedExpertGateUp,
+           {a.experts, a.hidden, intermediate, 2}, layers)
       .split = Split::kLastInPairs;
-  add("mlp.experts.gate_up_proj_bias", kFusedExpertGateUpBias,
-      {a.experts, intermediate, 2})
+  decoder
+      .Add("mlp.experts.gate_up_proj_bias", kFusedExpertGateUpBias,
+           {a.experts, intermediate, 2}, layers)
       .split = Split::kLastInPairs;
-  add("mlp.experts.down_proj", kFusedExpertDown,
-      {a.experts, intermediate, a.hidden});
-  add("mlp.experts.down_proj_bias", kFusedExpertDownBias,
-      {a.experts, a.hidden});
+  decoder.Add("mlp.experts.down_proj", kFusedExpertDown,
+              {a.experts, intermediate, a.hidden}, layers);
+  decoder.Add("mlp.experts.down_proj_bias", kFusedExpertDownBias,
+              {a.experts, a.hidden}, layers);
   decoder.End();
 }
 

@@ -3,7 +3,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -65,16 +64,14 @@ void BuildUnder(std::string_view prefix, ConfigReader& config, Model& model,
     const int64_t experts = config.Count("num_local_experts");
     const int64_t intermediate = config.Size("intermediate_size");
     model.architecture.experts = experts;
-    const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
-      decoder.AddParam(absl::StrFormat("%smodel.layers.{0}.%s", prefix, name),
-                       role, std::move(shape), {sparse});
-    };
-    add("post_attention_layernorm.weight", kMoeNorm, {a.hidden});
-    add("feed_forward.router.weight", kRouter, {experts, a.hidden});
-    add("feed_forward.experts.gate_up_proj", kFusedExpertGateThenUp,
-        {experts, a.hidden, 2 * intermediate});
-    add("feed_forward.experts.down_proj", kFusedExpertDown,
-        {experts, intermediate, a.hidden});
+    decoder.Add("post_attention_layernorm.weight", kMoeNorm, {a.hidden},
+                {sparse});
+    decoder.Add("feed_forward.router.weight", kRouter, {experts, a.hidden},
+                {sparse});
+    decoder.Add("feed_forward.experts.gate_up_proj", kFusedExpertGateThenUp,
+                {experts, a.hidden, 2 * intermediate}, {sparse});
+    decoder.Add("feed_forward.experts.down_proj", kFusedExpertDown,
+                {experts, intermediate, a.hidden}, {sparse});
     decoder.AddSharedExperts(sparse, "feed_forward.shared_expert",
                              intermediate);
   }

@@ -1,6 +1,4 @@
 #include <cstdint>
-#include <string_view>
-#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "compiler/model/decoder.h"
@@ -17,11 +15,6 @@ void Build(ConfigReader& config, Model& model) {
   DecoderBuilder decoder(config, model);
   const Architecture& a = model.architecture;
   const IndexDim layers = decoder.AllLayers();
-  const auto add = [&](std::string_view name, ParamRole role,
-                       Dims shape) -> Param& {
-    return decoder.AddParam(absl::StrFormat("model.layers.{0}.%s", name), role,
-                            std::move(shape), {layers});
-  };
   model.stored_beside.push_back("*.weight_scale_inv");
   const int64_t prediction = config.CountOr("num_mtp_modules", 0);
   for (int64_t layer = a.layers; layer < a.layers + prediction; ++layer) {
@@ -31,8 +24,10 @@ void Build(ConfigReader& config, Model& model) {
   decoder.AddAttention(
       {.query_key_value_bias = config.FlagOr("attention_bias", false)});
   if (config.FlagOr("use_qk_norm", true)) {
-    add("self_attn.q_norm.weight", kQueryHeadsNorm, {a.heads * a.head_dim});
-    add("self_attn.k_norm.weight", kKeyHeadsNorm, {a.kv_heads * a.head_dim});
+    decoder.Add("self_attn.q_norm.weight", kQueryHeadsNorm,
+                {a.heads * a.head_dim}, {layers});
+    decoder.Add("self_attn.k_norm.weight", kKeyHeadsNorm,
+                {a.kv_heads * a.head_dim}, {layers});
   }
   decoder.AddExperts(
       layers, "block_sparse_moe", {.gate = "w1", .up = "w3", .down = "w2"},
@@ -46,8 +41,9 @@ void Build(ConfigReader& config, Model& model) {
                         "has; wanted true",
                         config.Has("use_routing_bias") ? "false" : "missing"));
   } else {
-    add("block_sparse_moe.e_score_correction_bias", kRouterCorrection,
-        {a.experts})
+    decoder
+        .Add("block_sparse_moe.e_score_correction_bias", kRouterCorrection,
+             {a.experts}, {layers})
         .dtype = DType::kFp32;
   }
   decoder.End();

@@ -7,16 +7,6 @@
 namespace refit {
 namespace {
 
-void AddLayers(ConfigReader& config, DecoderBuilder& decoder) {
-  decoder.Begin();
-  const bool bias = config.FlagOr("attention_bias", false);
-  decoder.AddAttention({.query_key_value_bias = bias,
-                        .output_bias = bias,
-                        .query_key_norm = true});
-  decoder.AddMlp(decoder.AllLayers(), config.Size("intermediate_size"));
-  decoder.End();
-}
-
 // That of the class, whatever the hidden size is.
 constexpr int64_t kHeadDim = 128;
 
@@ -28,7 +18,13 @@ void BuildWithVision(ConfigReader& config, Model& model) {
   DecoderBuilder decoder(text, model);
   model.architecture.tied = config.FlagOr("tie_word_embeddings", false);
   decoder.NameModel("model.language_model.");
-  AddLayers(text, decoder);
+  decoder.Begin();
+  const bool bias = text.FlagOr("attention_bias", false);
+  decoder.AddAttention({.query_key_value_bias = bias,
+                        .output_bias = bias,
+                        .query_key_norm = true});
+  decoder.AddMlp(decoder.AllLayers(), text.Size("intermediate_size"));
+  decoder.End();
 }
 
 }  // namespace
