@@ -72,6 +72,7 @@ constexpr const char* kDefaulted[] = {
     "deepseek_v3 first_k_dense_replace",
     "deepseek_v3 n_shared_experts",
     "deepseek_v3 q_lora_rank",
+    "ernie4_5 head_dim",
     "gemma2 head_dim",
     "glm4_moe first_k_dense_replace",
     "glm4_moe n_shared_experts",

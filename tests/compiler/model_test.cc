@@ -368,11 +368,12 @@ TEST(ModelTest, ADTypeOfTheTextThatIsNotTheModelsIsRefused) {
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
-            "deepseek_v2, deepseek_v3, deepseek_v32, deepseek_v4, exaone4, "
-            "falcon_h1, gemma, gemma2, gemma3, gemma3_text, glm4_moe, "
-            "glm4_moe_lite, glm_moe_dsa, gpt_oss, granite, kimi_k2, "
-            "kimi_k25, kimi_vl, llama, llama4, llama4_text, mamba2, "
-            "minimax_m2, mistral, mixtral, nemotron_h, olmoe, qwen2, "
+            "cohere, cohere2, deepseek_v2, deepseek_v3, deepseek_v32, "
+            "deepseek_v4, ernie4_5, exaone4, falcon_h1, gemma, gemma2, "
+            "gemma3, gemma3_text, glm4_moe, glm4_moe_lite, glm_moe_dsa, "
+            "gpt_oss, granite, hyperclovax, kimi_k2, kimi_k25, kimi_vl, "
+            "llama, llama4, llama4_text, mamba2, minimax_m2, ministral3, "
+            "mistral, mixtral, nemotron, nemotron_h, olmoe, qwen2, "
             "qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
             "qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe or"
             " stablelm; "
@@ -385,7 +386,7 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
             "      |                ^\n");
   EXPECT_NE(ReadConfigText("{\"model_type\": \"qwen3moe\"}")
                 .errors.find("unknown model_type \"qwen3moe\"; did you mean "
-                             "\"qwen3_moe\"? wanted deepseek_v2,"),
+                             "\"qwen3_moe\"? wanted cohere,"),
             std::string::npos);
 }
 
