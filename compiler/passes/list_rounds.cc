@@ -146,10 +146,7 @@ class ListScheduler {
         unplaced_(messages.size()),
         tails_(module.messages.size()),
         stream_of_(module.messages.size()),
-        ready_(kSendersOfRank * static_cast<size_t>(module.world_size())),
-        smallest_(ready_.size(), kNoBytes),
-        smallest_received_(2 * static_cast<size_t>(module.world_size()),
-                           kNoBytes) {
+        ready_(kSendersOfRank * static_cast<size_t>(module.world_size())) {
     const Totals totals = TotalsOf(module, messages);
     SetLimits(totals, ends, messages.front()->route);
     left_ = {totals.sent, totals.received};
@@ -166,18 +163,50 @@ class ListScheduler {
   }
 
  private:
-  // A stream that may send, in its sender's heap. What its receiver has to
-  // receive gets less while the heap stands, so that the first one's urgency is
-  // looked at again.
+  // A stream that may send.
   struct Entry {
     int64_t urgency = 0;  // in units, when it was looked at
     int64_t own = 0;      // bytes, but for what its receiver has to receive
+    int64_t takes = 0;    // bytes of its receiver's round
     uint32_t receiver = 0;
     uint32_t stream = 0;
 
     bool operator<(const Entry& other) const {
       return std::pair(urgency, other.stream) <
              std::pair(other.urgency, stream);
+    }
+  };
+  // The streams of a sender. Those that may have room in this round come first,
+  // as a heap. What their receivers have to receive gets less while it stands,
+  // so that the first one's urgency is looked at again.
+  struct Queue {
+    std::vector<Entry> entries;
+    size_t open = 0;
+
+    auto OpenEnd() {
+      return entries.begin() + static_cast<std::ptrdiff_t>(open);
+    }
+    void PutFirstOff() {
+      std::pop_heap(entries.begin(), OpenEnd());
+      --open;
+    }
+    void RemoveFirst() {
+      PutFirstOff();
+      std::swap(entries[open], entries.back());
+      entries.pop_back();
+    }
+    void Add(const Entry& entry) {
+      entries.push_back(entry);
+      std::swap(entries[open++], entries.back());
+      std::push_heap(entries.begin(), OpenEnd());
+    }
+    // Puts off those that take more.
+    void KeepUpTo(int64_t bytes) {
+      const auto kept = std::partition(
+          entries.begin(), OpenEnd(),
+          [bytes](const Entry& entry) { return entry.takes <= bytes; });
+      open = static_cast<size_t>(kept - entries.begin());
+      std::make_heap(entries.begin(), kept);
     }
   };
   // A rank sends over the network and inside its host beside that, and small
@@ -217,7 +246,7 @@ class ListScheduler {
   int64_t UrgencyOf(const PairStream& stream) const;
   // Notes what is said of the stream's next message.
   void ReadHead(PairStream& stream);
-  // Whether the sender has a stream whose receiver is not closed. The most
+  // Whether the sender has a stream whose receiver has room for it. The most
   // urgent one comes first.
   bool HasOpen(size_t sender);
   // Its urgency, or that of all that the sender has to send; -1: there is none.
@@ -232,15 +261,6 @@ class ListScheduler {
   // Whether the sender's messages go over the network; whether they are small.
   static bool IsOfNetwork(size_t sender) { return sender % kSendersOfRank < 2; }
   static size_t ClassOf(size_t sender) { return sender % 2; }
-  // If the rank has no room in this round for messages of the class, notes it.
-  void CloseIfFull(Rank receiver, size_t size_class) {
-    const size_t rank = IndexOf(receiver);
-    if (!loads_.MayTake(receiver, kReceives, round_,
-                        smallest_received_[2 * rank + size_class],
-                        size_class == 1)) {
-      is_closed_[size_class][rank] = 1;
-    }
-  }
   void FillRound();
 
   Module& module_;
@@ -263,13 +283,9 @@ class ListScheduler {
   // Bytes by direction and rank; the last one of what is received stands for
   // all that comes beside the network.
   std::array<std::vector<int64_t>, 2> left_;
-  // By class of size and rank: it has no room for more in this round.
-  std::array<std::vector<char>, 2> is_closed_;
-  // By sender, and what is tried no more in this round.
-  std::vector<std::pair<size_t, Entry>> blocked_;
-  std::vector<std::vector<Entry>> ready_;      // by sender
-  std::vector<int64_t> smallest_;              // by sender: of its messages
-  std::vector<int64_t> smallest_received_;     // by rank: of large ones
+  // By class of size and rank: bytes that it may still receive in this round.
+  std::array<std::vector<int64_t>, 2> room_;
+  std::vector<Queue> ready_;                   // by sender
   std::vector<std::vector<uint32_t>> waking_;  // by round from the first on
   // By message: the streams whose next one it feeds.
   std::vector<std::vector<uint32_t>> fed_;
@@ -368,12 +384,6 @@ void ListScheduler::ListStreams(const std::vector<Message*>& messages) {
     streams_.back().end = number + 1;
     streams_.back().left += message->size_bytes;
     streams_.back().has_large |= !IsSmall(*message);
-    int64_t& smallest = smallest_[SenderOf(*message)];
-    smallest = std::min(smallest, message->size_bytes);
-    if (IsBesideNetwork(*message)) continue;
-    int64_t& received = smallest_received_[2 * IndexOf(message->destination) +
-                                           ClassOf(SenderOf(*message))];
-    received = std::min(received, message->size_bytes);
   }
   // By rank: its place among the ranks of its side that are planned.
   std::vector<int64_t> places;
@@ -506,7 +516,7 @@ int64_t ListScheduler::UrgencyOf(const PairStream& stream) const {
 
 // Mends a heap whose first entry has become less.
 template <typename T>
-void SinkFirst(std::vector<T>& heap) {
+void SinkFirst(absl::Span<T> heap) {
   const T sinking = heap.front();
   size_t at = 0;
   for (size_t child = 1; child < heap.size(); child = 2 * at + 1) {
@@ -519,28 +529,25 @@ void SinkFirst(std::vector<T>& heap) {
 }
 
 bool ListScheduler::HasOpen(size_t sender) {
-  std::vector<Entry>& ready = ready_[sender];
-  while (!ready.empty()) {
-    const Entry& first = ready.front();
-    if (IsOfNetwork(sender) &&
-        is_closed_[ClassOf(sender)][first.receiver] != 0) {
-      std::pop_heap(ready.begin(), ready.end());
-      blocked_.emplace_back(sender, ready.back());
-      ready.pop_back();
+  Queue& ready = ready_[sender];
+  while (ready.open > 0) {
+    Entry& first = ready.entries.front();
+    if (first.takes > room_[ClassOf(sender)][first.receiver]) {
+      ready.PutFirstOff();
       continue;
     }
     const int64_t urgency =
         InUnits(first.own + left_[kReceives][first.receiver]);
     if (urgency == first.urgency) return true;
-    ready.front().urgency = urgency;
-    SinkFirst(ready);
+    first.urgency = urgency;
+    SinkFirst(absl::MakeSpan(ready.entries).first(ready.open));
   }
   return false;
 }
 
 int64_t ListScheduler::SenderUrgency(size_t sender) {
   if (!HasOpen(sender)) return -1;
-  const Entry& first = ready_[sender].front();
+  const Entry& first = ready_[sender].entries.front();
   const bool is_beside = first.receiver == left_[kReceives].size() - 1;
   return InUnits(first.own) +
          (is_beside
@@ -588,12 +595,11 @@ void ListScheduler::MakeReady(uint32_t index, size_t sender) {
       static_cast<uint32_t>(stream.is_beside ? left_[kReceives].size() - 1
                                              : IndexOf(stream.receiver));
   const int64_t own = UrgencyOf(stream);
-  std::vector<Entry>& ready = ready_[sender];
-  ready.push_back({.urgency = InUnits(own + left_[kReceives][receiver]),
-                   .own = own,
-                   .receiver = receiver,
-                   .stream = index});
-  std::push_heap(ready.begin(), ready.end());
+  ready_[sender].Add({.urgency = InUnits(own + left_[kReceives][receiver]),
+                      .own = own,
+                      .takes = AlignStaging(stream.size_bytes),
+                      .receiver = receiver,
+                      .stream = index});
 }
 
 bool ListScheduler::TryPlace(uint32_t index) {
@@ -634,18 +640,19 @@ void ListScheduler::FillRound() {
   if (at < waking_.size()) {
     for (const uint32_t index : std::exchange(waking_[at], {})) Wait(index);
   }
-  for (std::vector<char>& closed : is_closed_) {
-    closed.assign(left_[kReceives].size(), 0);
+  for (std::vector<int64_t>& room : room_) {
+    room.assign(left_[kReceives].size(), kNoBytes);
   }
   std::vector<std::pair<int64_t, size_t>> senders;
   for (size_t sender = 0; sender < ready_.size(); ++sender) {
-    std::vector<Entry>& ready = ready_[sender];
-    if (ready.empty()) continue;
-    for (Entry& entry : ready) {
+    Queue& ready = ready_[sender];
+    if (ready.entries.empty()) continue;
+    for (Entry& entry : ready.entries) {
       if (turns_ > 0) entry.own = UrgencyOf(streams_[entry.stream]);
       entry.urgency = InUnits(entry.own + left_[kReceives][entry.receiver]);
     }
-    std::make_heap(ready.begin(), ready.end());
+    ready.open = ready.entries.size();
+    std::make_heap(ready.entries.begin(), ready.entries.end());
     senders.emplace_back(SenderUrgency(sender), ~sender);
   }
   std::make_heap(senders.begin(), senders.end());
@@ -658,34 +665,28 @@ void ListScheduler::FillRound() {
     int64_t now = SenderUrgency(sender);
     if (now >= 0 &&
         (senders.empty() || std::pair(now, inverse) >= senders.front())) {
-      std::vector<Entry>& ready = ready_[sender];
-      std::pop_heap(ready.begin(), ready.end());
-      const Entry entry = ready.back();
-      ready.pop_back();
-      PairStream& stream = streams_[entry.stream];
-      stream.is_ready = false;
+      Queue& ready = ready_[sender];
+      const uint32_t index = ready.entries.front().stream;
+      PairStream& stream = streams_[index];
       const Rank receiver = stream.receiver;
-      const bool placed = TryPlace(entry.stream);
-      if (IsOfNetwork(sender)) CloseIfFull(receiver, ClassOf(sender));
-      if (placed) {
-        Wait(entry.stream);
+      if (TryPlace(index)) {
+        stream.is_ready = false;
+        ready.RemoveFirst();
+        Wait(index);
       } else {
-        stream.is_ready = true;
-        blocked_.emplace_back(sender, entry);
-        if (!stream.is_beside &&
-            !loads_.MayTake(source, kSends, round_, smallest_[sender],
-                            ClassOf(sender) == 1)) {
-          continue;
-        }
+        ready.PutFirstOff();
+      }
+      if (IsOfNetwork(sender)) {
+        const bool is_small = ClassOf(sender) == 1;
+        room_[ClassOf(sender)][IndexOf(receiver)] =
+            loads_.Room(receiver, kReceives, round_, is_small);
+        ready.KeepUpTo(loads_.Room(source, kSends, round_, is_small));
       }
       now = SenderUrgency(sender);
     }
     if (now < 0) continue;
     senders.emplace_back(now, inverse);
     std::push_heap(senders.begin(), senders.end());
-  }
-  for (const auto& [sender, entry] : std::exchange(blocked_, {})) {
-    ready_[sender].push_back(entry);
   }
 }
 

@@ -58,12 +58,15 @@ void RoundLoads::Add(Message& message, absl::Span<Message> dealt_by,
   for (Message& held : dealt_by) Add(held, {}, round + 1);
 }
 
-bool RoundLoads::MayTake(Rank rank, Direction direction, int32_t round,
-                         int64_t size_bytes, bool is_small) {
+int64_t RoundLoads::Room(Rank rank, Direction direction, int32_t round,
+                         bool is_small) {
   const RankRound& at = At(rank, round);
-  return at.taken.operations < limits_.operations_per_round &&
-         at.taken.staging_bytes < staging_bytes_max_ &&
-         size_bytes <= direction_bytes_max_[is_small] - at.bytes[direction];
+  if (at.taken.operations >= limits_.operations_per_round) return 0;
+  const int64_t bytes = direction_bytes_max_[is_small] - at.bytes[direction];
+  // What is sent may lie in staging already.
+  return direction == kSends
+             ? bytes
+             : std::min(bytes, staging_bytes_max_ - at.taken.staging_bytes);
 }
 
 const Message* FedBy(const Module& module, const Message& message) {

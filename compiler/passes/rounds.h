@@ -56,9 +56,9 @@ class RoundLoads {
   // Puts them there. The round must have room.
   void Add(Message& message, absl::Span<Message> dealt_by, int32_t round);
 
-  // Whether the rank may have room to send, or receive, a message of this size.
-  bool MayTake(Rank rank, Direction direction, int32_t round,
-               int64_t size_bytes, bool is_small);
+  // Bytes of the largest message that the rank may have room to send, or
+  // receive, over the network.
+  int64_t Room(Rank rank, Direction direction, int32_t round, bool is_small);
 
   // What a round of a rank has room for.
   int64_t staging_bytes_max() const { return staging_bytes_max_; }
