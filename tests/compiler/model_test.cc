@@ -7,9 +7,11 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "compiler/model/stacks.h"
 #include "tests/compiler/temporary_directory.h"
 
@@ -401,6 +403,33 @@ TEST(ModelTest, UnknownFamilyNamesTheOneWhoseClassItsArchitecturesResemble) {
                          "families/llama.json; wanted "),
         std::string::npos);
   }
+}
+
+// Engines place experts in turn only where routers choose groups.
+TEST(ModelTest, ADeepseekV2HasTheGroupsOfItsRouter) {
+  constexpr char kConfig[] =
+      R"({"model_type": "deepseek_v2", "hidden_size": 64, "vocab_size": 512,
+          "num_attention_heads": 4, "intermediate_size": 96,
+          "moe_intermediate_size": 32, "num_hidden_layers": 1,
+          "n_routed_experts": 8, "q_lora_rank": null, "kv_lora_rank": 16,
+          "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8%s})";
+  for (const auto& [more, groups] :
+       {std::pair("", 1), std::pair(", \"n_group\": 4", 4)}) {
+    const ReadModelResult result =
+        ReadConfigText(absl::StrFormat(kConfig, more));
+    ASSERT_EQ(result.errors, "");
+    EXPECT_EQ(result.model->architecture.expert_groups, groups);
+  }
+}
+
+TEST(ModelTest, NullIsNotTheOnlyValueThatAFamilyOfRulesKnows) {
+  const std::string errors =
+      ReadConfigText(R"({"model_type": "cohere", "tie_word_embeddings": null})")
+          .errors;
+  EXPECT_NE(errors.find("config.json:1:49: error: tie_word_embeddings null is "
+                        "not supported; wanted true"),
+            std::string::npos)
+      << errors;
 }
 
 TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {

@@ -116,6 +116,7 @@ constexpr KnownSize<Architecture> kSizes[] = {
      kExtentMax, &Architecture::head_dim},
     {"vocab", "vocab_size", 1, kExtentMax, &Architecture::vocab},
     {"experts", "0", 0, kCountMax, &Architecture::experts},
+    {"expert_groups", "1", 1, kCountMax, &Architecture::expert_groups},
 };
 // Sizes of a part that a model has or lacks: each is above 0, or all are 0.
 // Products of two and sums of products stay far below 2^63.
@@ -393,12 +394,15 @@ void RulesReader::ReadKeys() {
     if (number.has_value()) scope_.defaults.emplace_back(member.key, *number);
   }
   for (const JsonMember& member : Members("only")) {
+    if (!config_.IsThere(member.key)) continue;
+    // null is no value; a class that takes one has no flag then.
     const JsonValue* found = scope_.Find(member.key);
-    if (found == nullptr || found->Text() == member.value.Text()) continue;
-    config_.Error(
-        member.key,
-        absl::StrFormat("%s %s is not supported; wanted %s", member.key,
-                        found->Text(), member.value.Text()));
+    const std::string text = found == nullptr ? "null" : found->Text();
+    const std::string only = member.value.Text();
+    if (text == only || (found == nullptr && only == "false")) continue;
+    config_.Error(member.key,
+                  absl::StrFormat("%s %s is not supported; wanted %s",
+                                  member.key, text, only));
   }
   for (const JsonMember& member : Members("alike")) {
     const std::string* other =
