@@ -29,6 +29,7 @@ constexpr int64_t kNoBytes = int64_t{1} << 60;
 
 constexpr int32_t kNoRound = -1;
 constexpr int32_t kNoTurn = -1;
+constexpr int64_t kUnknown = -1;
 
 // Goes before all others: more bytes than any rank has left.
 constexpr int64_t kIsItsTurn = int64_t{1} << 50;
@@ -165,48 +166,32 @@ class ListScheduler {
  private:
   // A stream that may send.
   struct Entry {
-    int64_t urgency = 0;  // in units, when it was looked at
-    int64_t own = 0;      // bytes, but for what its receiver has to receive
-    int64_t takes = 0;    // bytes of its receiver's round
+    int64_t own = 0;    // bytes of its urgency, but for its receiver's
+    int64_t takes = 0;  // bytes of its receiver's round
     uint32_t receiver = 0;
     uint32_t stream = 0;
-
-    bool operator<(const Entry& other) const {
-      return std::pair(urgency, other.stream) <
-             std::pair(other.urgency, stream);
-    }
   };
   // The streams of a sender. Those that may have room in this round come first,
-  // as a heap. What their receivers have to receive gets less while it stands,
-  // so that the first one's urgency is looked at again.
+  // the most urgent one before all, unless its urgency is unknown.
   struct Queue {
     std::vector<Entry> entries;
     size_t open = 0;
+    int64_t room = 0;            // bytes that the sender may still send
+    int64_t urgency = kUnknown;  // in units, of the first
 
-    auto OpenEnd() {
-      return entries.begin() + static_cast<std::ptrdiff_t>(open);
-    }
-    void PutFirstOff() {
-      std::pop_heap(entries.begin(), OpenEnd());
-      --open;
-    }
-    void RemoveFirst() {
-      PutFirstOff();
-      std::swap(entries[open], entries.back());
-      entries.pop_back();
-    }
     void Add(const Entry& entry) {
       entries.push_back(entry);
       std::swap(entries[open++], entries.back());
-      std::push_heap(entries.begin(), OpenEnd());
+      urgency = kUnknown;
     }
-    // Puts off those that take more.
-    void KeepUpTo(int64_t bytes) {
-      const auto kept = std::partition(
-          entries.begin(), OpenEnd(),
-          [bytes](const Entry& entry) { return entry.takes <= bytes; });
-      open = static_cast<size_t>(kept - entries.begin());
-      std::make_heap(entries.begin(), kept);
+    void PutOff(size_t index) {
+      std::swap(entries[index], entries[--open]);
+      urgency = kUnknown;
+    }
+    void RemoveFirst() {
+      PutOff(0);
+      std::swap(entries[open], entries.back());
+      entries.pop_back();
     }
   };
   // A rank sends over the network and inside its host beside that, and small
@@ -247,7 +232,7 @@ class ListScheduler {
   // Notes what is said of the stream's next message.
   void ReadHead(PairStream& stream);
   // Whether the sender has a stream whose receiver has room for it. The most
-  // urgent one comes first.
+  // urgent one comes first, of several the first of all streams.
   bool HasOpen(size_t sender);
   // Its urgency, or that of all that the sender has to send; -1: there is none.
   int64_t SenderUrgency(size_t sender);
@@ -514,35 +499,43 @@ int64_t ListScheduler::UrgencyOf(const PairStream& stream) const {
   return stream.tail + stream.left + (is_turn ? kIsItsTurn : 0);
 }
 
-// Mends a heap whose first entry has become less.
-template <typename T>
-void SinkFirst(absl::Span<T> heap) {
-  const T sinking = heap.front();
-  size_t at = 0;
-  for (size_t child = 1; child < heap.size(); child = 2 * at + 1) {
-    if (child + 1 < heap.size() && heap[child] < heap[child + 1]) ++child;
-    if (!(sinking < heap[child])) break;
-    heap[at] = heap[child];
-    at = child;
-  }
-  heap[at] = sinking;
-}
-
+// What a receiver has to receive only gets less, so that the first one stays
+// the most urgent while its urgency does not change.
 bool ListScheduler::HasOpen(size_t sender) {
   Queue& ready = ready_[sender];
-  while (ready.open > 0) {
-    Entry& first = ready.entries.front();
-    if (first.takes > room_[ClassOf(sender)][first.receiver]) {
-      ready.PutFirstOff();
+  const std::vector<int64_t>& room = room_[ClassOf(sender)];
+  const std::vector<int64_t>& left = left_[kReceives];
+  const auto fits = [&](const Entry& entry) {
+    return entry.takes <= ready.room && entry.takes <= room[entry.receiver];
+  };
+  const auto urgency = [&](const Entry& entry) {
+    return entry.own + left[entry.receiver];
+  };
+  if (ready.urgency != kUnknown) {
+    const Entry& first = ready.entries.front();
+    if (fits(first) && InUnits(urgency(first)) == ready.urgency) return true;
+  }
+  size_t best = 0;
+  int64_t least = -urgency_unit_;  // of what is as urgent as the best
+  for (size_t i = 0; i < ready.open;) {
+    const Entry& entry = ready.entries[i];
+    if (!fits(entry)) {
+      ready.PutOff(i);
       continue;
     }
-    const int64_t urgency =
-        InUnits(first.own + left_[kReceives][first.receiver]);
-    if (urgency == first.urgency) return true;
-    first.urgency = urgency;
-    SinkFirst(absl::MakeSpan(ready.entries).first(ready.open));
+    const int64_t bytes = urgency(entry);
+    if (bytes >= least + urgency_unit_) {
+      best = i;
+      least = InUnits(bytes) * urgency_unit_;
+    } else if (bytes >= least && entry.stream < ready.entries[best].stream) {
+      best = i;
+    }
+    ++i;
   }
-  return false;
+  if (ready.open == 0) return false;
+  std::swap(ready.entries.front(), ready.entries[best]);
+  ready.urgency = InUnits(least);
+  return true;
 }
 
 int64_t ListScheduler::SenderUrgency(size_t sender) {
@@ -594,9 +587,7 @@ void ListScheduler::MakeReady(uint32_t index, size_t sender) {
   const auto receiver =
       static_cast<uint32_t>(stream.is_beside ? left_[kReceives].size() - 1
                                              : IndexOf(stream.receiver));
-  const int64_t own = UrgencyOf(stream);
-  ready_[sender].Add({.urgency = InUnits(own + left_[kReceives][receiver]),
-                      .own = own,
+  ready_[sender].Add({.own = UrgencyOf(stream),
                       .takes = AlignStaging(stream.size_bytes),
                       .receiver = receiver,
                       .stream = index});
@@ -647,12 +638,14 @@ void ListScheduler::FillRound() {
   for (size_t sender = 0; sender < ready_.size(); ++sender) {
     Queue& ready = ready_[sender];
     if (ready.entries.empty()) continue;
-    for (Entry& entry : ready.entries) {
-      if (turns_ > 0) entry.own = UrgencyOf(streams_[entry.stream]);
-      entry.urgency = InUnits(entry.own + left_[kReceives][entry.receiver]);
+    if (turns_ > 0) {
+      for (Entry& entry : ready.entries) {
+        entry.own = UrgencyOf(streams_[entry.stream]);
+      }
     }
     ready.open = ready.entries.size();
-    std::make_heap(ready.entries.begin(), ready.entries.end());
+    ready.urgency = kUnknown;
+    ready.room = kNoBytes;
     senders.emplace_back(SenderUrgency(sender), ~sender);
   }
   std::make_heap(senders.begin(), senders.end());
@@ -674,13 +667,13 @@ void ListScheduler::FillRound() {
         ready.RemoveFirst();
         Wait(index);
       } else {
-        ready.PutFirstOff();
+        ready.PutOff(0);
       }
       if (IsOfNetwork(sender)) {
         const bool is_small = ClassOf(sender) == 1;
         room_[ClassOf(sender)][IndexOf(receiver)] =
             loads_.Room(receiver, kReceives, round_, is_small);
-        ready.KeepUpTo(loads_.Room(source, kSends, round_, is_small));
+        ready.room = loads_.Room(source, kSends, round_, is_small);
       }
       now = SenderUrgency(sender);
     }
