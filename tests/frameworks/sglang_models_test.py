@@ -11,6 +11,7 @@ hold the same tensors: every name, shape, dtype and byte. Kernels are empty (sgl
 import json
 import logging
 import os
+import pathlib
 import sys
 import warnings
 
@@ -78,6 +79,9 @@ EXPERT_MESHES = {
 }
 
 
+FILES = pathlib.Path(__file__).resolve().parents[2] / "compiler" / "model" / "families"
+# Families of which nobody has looked at SGLang's class: the sglang layout refuses them.
+UNKNOWN = {rules.stem for rules in FILES.glob("*.json") if '"sglang"' not in rules.read_text()}
 # SGLang reads nemotron_h's groups by another name than transformers, and mixtral's heads are the hidden size divided.
 CONFIGS = {
     name: {key: value for key, value in config.items() if key != "head_dim" or name != "mixtral"}
@@ -87,6 +91,7 @@ CONFIGS = {
     # It has experts in every layer of qwen3_moe, and cannot load llama4 without the model that has a vision tower. The sglang
     # layout does not know deepseek_v4.
     if name not in ("qwen3_moe, dense layers", "llama4_text", "llama4_text, tied", "deepseek_v4")
+    and config["model_type"] not in UNKNOWN
 }
 # What its classes cannot hold; refitc refuses or warns of it.
 LACKS = {
