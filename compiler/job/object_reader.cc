@@ -204,7 +204,7 @@ ObjectReader::ObjectReader(const ValueReader& values, const JsonValue& value,
     : values_(values), value_(value), path_(std::move(path)) {}
 
 const JsonValue* ObjectReader::Find(std::string_view key) {
-  if (!llvm::is_contained(known_, key)) known_.push_back(key);
+  if (!llvm::is_contained(known_, key)) known_.emplace_back(key);
   return Peek(key);
 }
 
@@ -271,21 +271,22 @@ size_t ObjectReader::Word(std::string_view key,
 void ObjectReader::Refuse(std::string_view key, std::string message) {
   if (Peek(key) == nullptr) return;
   values_.diagnostics().Error(PlaceOfKey(key), std::move(message));
-  refused_.push_back(key);
+  refused_.emplace_back(key);
 }
 
 void ObjectReader::RejectOtherKeys() const {
+  const std::vector<std::string_view> known(known_.begin(), known_.end());
   int64_t unknown = 0;
   for (const JsonMember& member : members()) {
-    if (llvm::is_contained(known_, member.key) ||
+    if (llvm::is_contained(known, member.key) ||
         llvm::is_contained(refused_, member.key))
       continue;
     // An object of nothing but unknown keys is no job: do not go on for long.
     if (++unknown > kUnknownKeysMax) return;
-    std::string nearest(KeyOfInitials(member.key, known_));
-    if (nearest.empty()) nearest = NearestWord(member.key, known_);
+    std::string nearest(KeyOfInitials(member.key, known));
+    if (nearest.empty()) nearest = NearestWord(member.key, known);
     const std::string hint =
-        nearest.empty() ? absl::StrFormat("; wanted %s", Alternatives(known_))
+        nearest.empty() ? absl::StrFormat("; wanted %s", Alternatives(known))
                         : absl::StrFormat("; did you mean \"%s\"?", nearest);
     values_.diagnostics().Error(
         values_.document().PlaceAt(member.key_offset),

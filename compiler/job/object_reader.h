@@ -108,8 +108,8 @@ class ObjectReader {
   const ValueReader& values_;
   const JsonValue& value_;
   const std::string path_;
-  std::vector<std::string_view> known_;
-  std::vector<std::string_view> refused_;
+  std::vector<std::string> known_;
+  std::vector<std::string> refused_;
 };
 
 // "a, b or c", for messages.
