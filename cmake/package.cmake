@@ -19,7 +19,7 @@ install(TARGETS refit_shared refit_executor refit_control refit_rank_work refit_
 file(GLOB headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/control/include/refit/*.h ${PROJECT_SOURCE_DIR}/executor/include/refit/*.h)
 install(FILES ${headers} DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/refit)
-install(FILES ${PROJECT_SOURCE_DIR}/plan/dtype.h ${PROJECT_SOURCE_DIR}/plan/message_lists.h ${PROJECT_SOURCE_DIR}/plan/plan_file.h
+install(FILES ${PROJECT_SOURCE_DIR}/plan/dtype.h ${PROJECT_SOURCE_DIR}/plan/element_types.h ${PROJECT_SOURCE_DIR}/plan/message_lists.h ${PROJECT_SOURCE_DIR}/plan/plan_file.h
   DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/plan)
 install(FILES ${PROJECT_BINARY_DIR}/schema/generated/plan_generated.h DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR})
 

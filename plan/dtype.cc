@@ -6,6 +6,17 @@
 namespace refit {
 namespace {
 
+// element_types.h repeats what the schema numbers.
+static_assert(element::kBf16 == DType::kBf16);
+static_assert(element::kFp16 == DType::kFp16);
+static_assert(element::kFp32 == DType::kFp32);
+static_assert(element::kFp64 == DType::kFp64);
+static_assert(element::kInt16 == DType::kInt16);
+static_assert(element::kInt32 == DType::kInt32);
+static_assert(element::kInt64 == DType::kInt64);
+static_assert(scale_format::kUe8m0 == fb::ScaleFormat::kUe8m0);
+static_assert(scale_format::kE8m0 == fb::ScaleFormat::kE8m0);
+
 struct DTypeInfo {
   DType dtype;
   std::string_view name;

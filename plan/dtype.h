@@ -6,11 +6,10 @@
 #include <optional>
 #include <string_view>
 
+#include "plan/element_types.h"
 #include "plan_generated.h"
 
 namespace refit {
-
-using DType = fb::DType;
 
 // The name used in jobs, texts and messages: "bf16", "fp32", "int8" …
 std::string_view DTypeName(DType dtype);

@@ -3,6 +3,8 @@
 #include <cassert>
 #include <cstring>
 
+#include "plan/dtype.h"
+
 namespace refit {
 namespace {
 

@@ -13,7 +13,7 @@
 #include <limits>
 
 #include "executor/device/cast.h"
-#include "refit/device.h"
+#include "refit/device_types.h"
 
 namespace refit {
 

@@ -16,7 +16,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "plan_generated.h"
+#include "plan/element_types.h"
 
 namespace refit {
 
@@ -56,7 +56,7 @@ constexpr float InverseE8m0(uint32_t exponent) {
 
 constexpr BlockScale ScaleOf(uint32_t amax_bits, fb::ScaleFormat format,
                              Division division) {
-  if (format == fb::ScaleFormat::kE8m0) {
+  if (format == scale_format::kE8m0) {
     if (amax_bits > kFp32Infinity) {
       return {255, std::bit_cast<float>(kFp32QuietNan)};
     }
@@ -76,7 +76,7 @@ constexpr BlockScale ScaleOf(uint32_t amax_bits, fb::ScaleFormat format,
   const float scale =
       division == Division::kExact ? least / 448.0f : least * (1.0f / 448.0f);
   uint32_t stored = std::bit_cast<uint32_t>(scale);
-  if (format == fb::ScaleFormat::kUe8m0 && stored < kFp32Infinity) {
+  if (format == scale_format::kUe8m0 && stored < kFp32Infinity) {
     stored = RoundUpToPowerOfTwo(stored);
   }
   return {stored, 1.0f / std::bit_cast<float>(stored)};

@@ -8,6 +8,8 @@
 #include <limits>
 #include <vector>
 
+#include "plan/dtype.h"
+
 namespace refit {
 namespace {
 

@@ -21,13 +21,13 @@ __global__ void ApplyKernel(ApplyBatch batch, const uint32_t* unless) {
     for (uint32_t at = threadIdx.x; at < kApplyTileElements; at += kThreads) {
       const uint64_t i = begin + at;
       if (i >= op.elements) break;
-      if (op.dtype == DType::kFp32) {
+      if (op.dtype == element::kFp32) {
         auto* const word = reinterpret_cast<uint32_t*>(elements) + i;
         *word = Applied(op, *word);
         continue;
       }
       auto* const half = reinterpret_cast<uint16_t*>(elements) + i;
-      *half = op.dtype == DType::kBf16
+      *half = op.dtype == element::kBf16
                   ? Bf16FromFp32(Applied(op, Fp32FromBf16(*half)))
                   : Fp16FromFp32(Applied(op, Fp32FromFp16(*half)));
     }

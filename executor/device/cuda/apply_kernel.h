@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "executor/device/cuda/tiles.h"
-#include "refit/device.h"
+#include "refit/device_types.h"
 
 namespace refit::cuda {
 

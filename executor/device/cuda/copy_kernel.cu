@@ -56,11 +56,11 @@ __device__ void ZeroTile(const KernelCopy& copy, std::byte* const* table,
 
 __device__ void StoreFp32(std::byte* to, DType dtype, uint32_t at,
                           uint32_t bits) {
-  if (dtype == DType::kFp32) {
+  if (dtype == element::kFp32) {
     reinterpret_cast<uint32_t*>(to)[at] = bits;
   } else {
     reinterpret_cast<uint16_t*>(to)[at] =
-        dtype == DType::kBf16 ? Bf16FromFp32(bits) : Fp16FromFp32(bits);
+        dtype == element::kBf16 ? Bf16FromFp32(bits) : Fp16FromFp32(bits);
   }
 }
 

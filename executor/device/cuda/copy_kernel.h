@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "plan/dtype.h"
+#include "plan/element_types.h"
 
 namespace refit::cuda {
 

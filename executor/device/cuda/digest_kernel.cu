@@ -162,11 +162,11 @@ __device__ void AddCasts(const KernelCopy& copy, std::byte* const* table,
   ForEachUnit(copy, table, tile, [&](uint32_t, const Row& row, uint32_t at) {
     if (at == copy.row_units) return;
     const uint32_t fp32 = LoadFp32(row.from, copy.from_dtype, at);
-    if (copy.to_dtype == DType::kFp32) {
+    if (copy.to_dtype == element::kFp32) {
       AddBits(fp32, row.position + uint64_t{at} * 4, param_key, sum);
     } else {
-      AddBits(copy.to_dtype == DType::kBf16 ? Bf16FromFp32(fp32)
-                                            : Fp16FromFp32(fp32),
+      AddBits(copy.to_dtype == element::kBf16 ? Bf16FromFp32(fp32)
+                                              : Fp16FromFp32(fp32),
               row.position + uint64_t{at} * 2, param_key, sum);
     }
   });

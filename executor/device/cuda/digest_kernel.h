@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "executor/device/cuda/copy_kernel.h"
-#include "refit/device.h"
+#include "refit/device_types.h"
 
 namespace refit::cuda {
 

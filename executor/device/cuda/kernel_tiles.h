@@ -82,15 +82,15 @@ __device__ __forceinline__ void ForEachTileUnit(const KernelCopy& copy,
 
 __device__ __forceinline__ uint32_t ElementBytes(DType dtype) {
   switch (dtype) {
-    case DType::kFp64:
-    case DType::kInt64:
+    case element::kFp64:
+    case element::kInt64:
       return 8;
-    case DType::kFp32:
-    case DType::kInt32:
+    case element::kFp32:
+    case element::kInt32:
       return 4;
-    case DType::kBf16:
-    case DType::kFp16:
-    case DType::kInt16:
+    case element::kBf16:
+    case element::kFp16:
+    case element::kInt16:
       return 2;
     default:
       return 1;
@@ -112,9 +112,10 @@ __device__ __forceinline__ void LoadToShared(const KernelCopy& from,
 
 __device__ __forceinline__ uint32_t LoadFp32(const std::byte* from, DType dtype,
                                              uint32_t at) {
-  if (dtype == DType::kFp32) return reinterpret_cast<const uint32_t*>(from)[at];
+  if (dtype == element::kFp32)
+    return reinterpret_cast<const uint32_t*>(from)[at];
   const uint16_t bits = reinterpret_cast<const uint16_t*>(from)[at];
-  return dtype == DType::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
+  return dtype == element::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
 }
 
 }  // namespace refit::cuda

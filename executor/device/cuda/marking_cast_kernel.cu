@@ -54,7 +54,7 @@ cudaError_t LaunchMarkingCast(const MarkingCast& cast, cudaStream_t stream) {
       static_cast<uint32_t>(wanted < kCastBlocksMax ? wanted : kCastBlocksMax);
   const auto* const from = reinterpret_cast<const uint32_t*>(cast.from);
   auto* const to = static_cast<uint16_t*>(cast.to);
-  if (cast.to_dtype == DType::kBf16) {
+  if (cast.to_dtype == element::kBf16) {
     MarkingCastKernel<true><<<blocks, kCastThreads, 0, stream>>>(
         from, to, cast.changes, cast.first_element, end);
   } else {

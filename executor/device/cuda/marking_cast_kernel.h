@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "refit/device.h"
+#include "refit/device_types.h"
 
 namespace refit::cuda {
 

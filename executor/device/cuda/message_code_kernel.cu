@@ -75,12 +75,12 @@ __device__ __forceinline__ void StoreElement(std::byte* to, uint64_t value,
 __device__ __forceinline__ uint32_t CastBits(uint32_t bits, DType dtype,
                                              DType to) {
   const auto half = static_cast<uint16_t>(bits);
-  const uint32_t fp32 = dtype == DType::kFp32   ? bits
-                        : dtype == DType::kBf16 ? Fp32FromBf16(half)
-                                                : Fp32FromFp16(half);
-  return to == DType::kFp32   ? fp32
-         : to == DType::kBf16 ? Bf16FromFp32(fp32)
-                              : Fp16FromFp32(fp32);
+  const uint32_t fp32 = dtype == element::kFp32   ? bits
+                        : dtype == element::kBf16 ? Fp32FromBf16(half)
+                                                  : Fp32FromFp16(half);
+  return to == element::kFp32   ? fp32
+         : to == element::kBf16 ? Bf16FromFp32(fp32)
+                                : Fp16FromFp32(fp32);
 }
 
 __device__ __forceinline__ bool Casts(const KernelCopy& copy) {

@@ -94,8 +94,8 @@ __device__ Block BlockAt(const QuantizeBatch& batch, const KernelQuantize& op,
   }
   const uint64_t row = down * op.block_rows;
   const uint64_t column = across * op.block_columns;
-  const uint64_t input_bytes = op.dtype == DType::kFp32 ? 4 : 2;
-  const uint64_t scale_bytes = op.format == fb::ScaleFormat::kE8m0 ? 1 : 4;
+  const uint64_t input_bytes = op.dtype == element::kFp32 ? 4 : 2;
+  const uint64_t scale_bytes = op.format == scale_format::kE8m0 ? 1 : 4;
   Block block;
   block.input = table[entry[kInput]] + offset[kInput] +
                 row * op.row_bytes[kInput] + column * input_bytes;
@@ -130,12 +130,12 @@ __device__ Block BlockAt(const QuantizeBatch& batch, const KernelQuantize& op,
 }
 
 __device__ __forceinline__ uint32_t Fp32From16(uint16_t bits, DType dtype) {
-  return dtype == DType::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
+  return dtype == element::kBf16 ? Fp32FromBf16(bits) : Fp32FromFp16(bits);
 }
 
 __device__ __forceinline__ uint32_t LoadFp32(const std::byte* row, DType dtype,
                                              uint32_t column) {
-  if (dtype == DType::kFp32) {
+  if (dtype == element::kFp32) {
     return reinterpret_cast<const uint32_t*>(row)[column];
   }
   return Fp32From16(reinterpret_cast<const uint16_t*>(row)[column], dtype);
@@ -185,7 +185,7 @@ __device__ uint32_t ThreadBlockMax(uint32_t value) {
 }
 
 __device__ void StoreScale(const Block& block, const BlockScale& scale) {
-  if (block.format == fb::ScaleFormat::kE8m0) {
+  if (block.format == scale_format::kE8m0) {
     *reinterpret_cast<uint8_t*>(block.scale) =
         static_cast<uint8_t>(scale.stored);
   } else {
@@ -203,7 +203,7 @@ struct HeldRows {
 __device__ bool IsHeld(const Block& block, std::byte* const* table,
                        HeldRows& rows) {
   const uint64_t output = reinterpret_cast<uint64_t>(block.output);
-  if (block.dtype == DType::kFp32 || block.columns != kHeldColumns ||
+  if (block.dtype == element::kFp32 || block.columns != kHeldColumns ||
       block.rows > kHeldRows || ((output | block.output_row_bytes) & 7) != 0) {
     return false;
   }
@@ -267,10 +267,10 @@ __device__ __forceinline__ void QuantizeHeld(const Block& block,
 template <typename RowAt>
 __device__ __forceinline__ void QuantizeHeldBlock(const Block& block,
                                                   const RowAt& row_at) {
-  if (block.dtype == DType::kBf16) {
-    QuantizeHeld<DType::kBf16>(block, row_at);
+  if (block.dtype == element::kBf16) {
+    QuantizeHeld<element::kBf16>(block, row_at);
   } else {
-    QuantizeHeld<DType::kFp16>(block, row_at);
+    QuantizeHeld<element::kFp16>(block, row_at);
   }
 }
 
@@ -328,7 +328,7 @@ constexpr uint32_t kWideScales = 16;  // bytes that a thread stores at once
 __device__ bool IsRow(const Block& block) {
   const uint64_t input = reinterpret_cast<uint64_t>(block.input);
   const uint64_t output = reinterpret_cast<uint64_t>(block.output);
-  return block.dtype != DType::kFp32 && block.rows == 1 &&
+  return block.dtype != element::kFp32 && block.rows == 1 &&
          block.columns == kRowColumns && ((input | output) & 15) == 0;
 }
 
@@ -412,7 +412,7 @@ __device__ __forceinline__ void QuantizeRows(Rows& rows,
         Fp32From16(static_cast<uint16_t>(low > high ? low : high), dtype),
         format, Division::kByReciprocal);
     if (half % 2 == 0) {
-      if (format == fb::ScaleFormat::kE8m0) {
+      if (format == scale_format::kE8m0) {
         rows.e8m0[row] = static_cast<uint8_t>(scale.stored);
       } else {
         *reinterpret_cast<uint32_t*>(rows.scale[row]) = scale.stored;
@@ -429,7 +429,7 @@ __device__ __forceinline__ void QuantizeRows(Rows& rows,
     reinterpret_cast<uint4*>(rows.output[row])[half % 2] =
         make_uint4(values[0], values[1], values[2], values[3]);
   }
-  if (format != fb::ScaleFormat::kE8m0) return;
+  if (format != scale_format::kE8m0) return;
   __syncthreads();
   // Scales of one byte each: 16 at once where they stand in a row.
   const uint32_t row = threadIdx.x;
@@ -477,10 +477,10 @@ __device__ void QuantizeSmall(const QuantizeBatch& batch,
     }
   }
   __syncthreads();
-  if (op.dtype == DType::kBf16) {
-    QuantizeRows<DType::kBf16>(rows, op.format);
-  } else if (op.dtype == DType::kFp16) {
-    QuantizeRows<DType::kFp16>(rows, op.format);
+  if (op.dtype == element::kBf16) {
+    QuantizeRows<element::kBf16>(rows, op.format);
+  } else if (op.dtype == element::kFp16) {
+    QuantizeRows<element::kFp16>(rows, op.format);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "executor/device/cuda/tiles.h"
-#include "plan/dtype.h"
+#include "plan/element_types.h"
 
 namespace refit::cuda {
 

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan/dtype.h"
+#include "refit/device_types.h"
 #include "refit/fence.h"
 
 namespace refit {
@@ -93,14 +94,6 @@ struct BlockQuantize {
   uint64_t run_rows = 0;  // 0: the rows follow each other
 };
 
-// What becomes of an element x (executor/device/element_function.h).
-enum class ElementFunction : uint8_t {
-  kAddOne,         // x + 1
-  kSubtractOne,    // x - 1
-  kNegativeExp,    // -exp(x)
-  kLogOfNegative,  // log(-x)
-};
-
 // Applies functions, one after the other, to contiguous elements in place.
 struct ElementApply {
   CopyAddress tensor;  // bf16, fp16 or fp32
@@ -118,28 +111,6 @@ enum class CopyKind : uint8_t {
   // of a copy is no address but a position in the param's bytes, its entry
   // unused; its dtype is that in which the elements are digested.
   kDigest,
-};
-
-// A cast of contiguous fp32 elements, an optimizer's master weights, that marks
-// which results differ from what was held before: a trainer's weights and
-// their bitmap (BoundTensor::changes) in one pass. All memory is the device's
-// and the caller's, none of it overlaps.
-struct MarkingCast {
-  const float* from = nullptr;    // aligned to 4 bytes
-  void* to = nullptr;             // aligned to 2 bytes
-  DType to_dtype = DType::kBf16;  // or fp16
-  // The bitmap of the tensor that `to` is a part of: the bit of to's element i
-  // is first_element + i. Bits of what did not change stay as they are. Casts
-  // that share a word may run at the same time.
-  uint32_t* changes = nullptr;
-  uint64_t first_element = 0;  // of `to` in the tensor
-  uint64_t elements = 0;
-};
-
-// A digest's sum in memory: a number of 128 bits that is right mod 2^61 - 1.
-struct DigestSum {
-  uint64_t low = 0;
-  uint64_t high = 0;
 };
 
 // Of a digested copy: the param's key, and which DigestSum it is added to.
