@@ -39,7 +39,7 @@ def deepseek(ranks, name="deepseek-v3", expert_parallel=16):
         "destination": {**of_example["destination"], "replicas": ranks // 32}, "topology": {"gpus_per_host": 8}}
 
 
-def qwen(ranks, fold="auto", stages=8, **changes):
+def qwen(ranks, stages=8, **changes):
     """Qwen3-235B-A22B, TP4 to engines of TP8."""
     source = {"layout": "megatron", "tensor_parallel": 4, "pipeline_parallel": stages, "data_parallel": ranks // 4 // stages,
               "expert_parallel": 8}
@@ -47,14 +47,13 @@ def qwen(ranks, fold="auto", stages=8, **changes):
         source.update(num_layers_in_first_pipeline_stage=11, num_layers_in_last_pipeline_stage=11)
     return model("qwen3-235b-a22b", **changes), {
         "source": source, "destination": {"layout": "vllm", "tensor_parallel": 8, "replicas": ranks // 8},
-        "topology": {"gpus_per_host": 8}, "options": {"fold": fold}}
+        "topology": {"gpus_per_host": 8}}
 
 
 RANKS = (256, 512, 1024, 2048, 4096)
 SERIES = {
     "deepseek-ranks": ("DeepSeek-V3, PP16·EP16 to TP32, R + R ranks", RANKS, deepseek),
     "qwen-ranks": ("Qwen3-235B-A22B, TP4·PP8·EP8 to TP8, R + R ranks", (128, *RANKS), qwen),
-    "qwen-ranks-unfolded": ("the same, `fold` never", (128, 256, 512, 1024), lambda ranks: qwen(ranks, fold="never")),
     "qwen-layers": ("Qwen3-235B-A22B, 64 + 64 ranks, PP1, L layers", (12, 24, 48, 96, 192),
                     lambda layers: qwen(64, stages=1, num_hidden_layers=layers)),
     "qwen-experts": ("Qwen3-235B-A22B, 64 + 64 ranks, PP1, 48 layers, E experts", (32, 64, 128, 256, 512),

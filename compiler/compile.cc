@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -29,35 +30,28 @@ absl::Status JobHasErrors() {
   return absl::InvalidArgumentError("the job has errors");
 }
 
-Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
-  const Limits limits = {
+Limits LimitsOf(const OptionsSpec& options,
+                const std::function<void(Limits&)>& change,
+                Diagnostics& diagnostics) {
+  Limits limits = {
       .bucket_bytes = options.bucket_bytes.value,
       .fills_buckets = options.bucket_bytes.given,
       .staging_bytes = options.staging_bytes.value,
-      .slots = static_cast<int32_t>(options.slots.value),
-      .operations_per_round =
-          static_cast<int32_t>(options.operations_per_round.value),
       .network_peers = static_cast<int32_t>(options.network_peers.value),
       .direct_multiprocessors =
           static_cast<int32_t>(options.direct_multiprocessors.value),
       .direct_pulls = options.direct.value == DirectKind::kPull,
       .mapped = options.peer.value,
       .scratch_bytes = options.scratch_bytes.value,
-      .relays = options.fan_out.value == FanOutKind::kRelay &&
-                !options.delta.value.enabled,
+      // A rank that relays does not know what changed.
+      .relays = !options.delta.value.enabled,
       .shape = {}};
+  if (change) change(limits);
   if (limits.direct_pulls && limits.mapped != Mechanism::kDirect) {
     diagnostics.Error(
         options.direct.place,
         "options.direct is \"pull\" beside options.peer \"staged\": no round "
         "is direct; wanted \"push\", or options.peer \"direct\"");
-  }
-  if (options.delta.value.enabled && options.fan_out.given &&
-      options.fan_out.value == FanOutKind::kRelay) {
-    diagnostics.Error(
-        options.fan_out.place,
-        "options.fan_out is \"relay\" beside options.delta: a rank that relays "
-        "does not know what changed; wanted \"none\", or no delta");
   }
   const int64_t staging_bytes =
       AlignStaging(limits.bucket_bytes) * limits.slots;
@@ -66,7 +60,7 @@ Limits LimitsOf(const OptionsSpec& options, Diagnostics& diagnostics) {
     diagnostics.Error(
         staging ? options.staging_bytes.place : options.bucket_bytes.place,
         absl::StrFormat("options.staging_bytes %d is too small; wanted at "
-                        "least %d (slots %d x bucket_bytes %d)",
+                        "least %d (%d x bucket_bytes %d)",
                         limits.staging_bytes, staging_bytes, limits.slots,
                         limits.bucket_bytes));
   }
@@ -201,9 +195,10 @@ struct Inputs {
 };
 
 // None: the job has errors.
-std::optional<Inputs> ReadInputs(const Job& job, PassTimes& times,
-                                 Diagnostics& diagnostics) {
-  const Limits limits = LimitsOf(job.options, diagnostics);
+std::optional<Inputs> ReadInputs(const Job& job, const CompileOptions& options,
+                                 PassTimes& times, Diagnostics& diagnostics) {
+  const Limits limits =
+      LimitsOf(job.options, options.change_limits, diagnostics);
   std::optional<Model> model =
       times.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
   if (!model.has_value()) return std::nullopt;
@@ -385,13 +380,10 @@ constexpr double kMuchLonger = 1.25;
 // ranks may relay. None: not much less than `seconds`, those with deltas.
 std::optional<double> SecondsWithoutDelta(const Job& job, const Inputs& inputs,
                                           double seconds) {
-  OptionsSpec options = job.options;
-  options.delta.value.enabled = false;
   Diagnostics unheard;
-  const Limits limits = LimitsOf(options, unheard);
-  if (!limits.relays) return std::nullopt;
   Module module;
-  module.limits = limits;
+  module.limits = inputs.limits;
+  module.limits.relays = true;
   module.params = inputs.model.params;
   module.skips = inputs.model.skips;
   const PassOptions of = {
@@ -412,7 +404,8 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                              const CompileOptions& options,
                                              PassTimes& times,
                                              Diagnostics& diagnostics) {
-  const std::optional<Inputs> inputs = ReadInputs(job, times, diagnostics);
+  const std::optional<Inputs> inputs =
+      ReadInputs(job, options, times, diagnostics);
   if (!inputs.has_value()) return JobHasErrors();
   Limits limits = inputs->limits;
   absl::StatusOr<Draft> draft =

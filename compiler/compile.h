@@ -3,6 +3,7 @@
 #define REFIT_COMPILER_COMPILE_H_
 
 #include <cstdint>
+#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -22,6 +23,9 @@ struct CompileOptions {
   std::ostream* shown = nullptr;  // where print_after goes; not owned
   std::ostream* log = nullptr;    // where time_passes goes; not owned
   Progress progress = {};         // a part is a line of time_passes
+  // Changes what becomes of the job's options: for tests of plans that no job
+  // asks for.
+  std::function<void(Limits&)> change_limits = {};
 };
 
 // Compiles and proves `job`. The same job gives the same bytes.

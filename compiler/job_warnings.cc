@@ -440,9 +440,9 @@ void WarnOfDelta(const OptionsSpec& options, double with, double without,
       options.delta.place,
       absl::StrFormat(
           "with options.delta no rank relays, so that a dense refit is "
-          "predicted to take %.3f ms instead of %.3f ms; wanted no delta, or "
-          "options.fan_out: \"none\" if deltas gain more (refit-sim "
-          "--change-rate predicts their time)",
+          "predicted to take %.3f ms instead of %.3f ms; wanted no delta, "
+          "unless deltas gain more (refit-sim --change-rate predicts their "
+          "time)",
           1e3 * with, 1e3 * without));
 }
 

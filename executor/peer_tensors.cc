@@ -144,15 +144,11 @@ class PeerMapping {
     if (!offers || peers_.mapped.contains(origin)) return;
     const absl::Status mapped = Import(origin, offer->exported);
     if (mapped.ok()) return;
-    const bool relays = plan_.side(origin) == plan_.side(rank_);
     Fail(mapped.code(), "tensors of rank ", origin,
          ", which cannot map those of rank ", rank_, ": ", mapped.message(),
          ". One of the two has to hold its tensors in memory that can be "
          "shared; else compile the plan with options.peer \"staged\", if they "
-         "do not share a GPU",
-         relays ? ", or with options.fan_out \"none\", so that neither relays "
-                  "to the other"
-                : "");
+         "do not share a GPU");
   }
 
   template <typename... Parts>

@@ -60,8 +60,8 @@ refit::ToolInfo Tool(Arguments& arguments) {
             &arguments.emit},
            {"--stats", "", "[=json]",
             "print bytes (by route, and what destination ranks that want the\n"
-            "same relay to each other: the job's options.fan_out), balance,\n"
-            "lower bound, predicted time, binding link; as text or JSON",
+            "same relay to each other), balance, lower bound, predicted time,\n"
+            "binding link; as text or JSON",
             &arguments.stats},
            {"--print-after", "", "PASS",
             "print what a pass produced; 'all' for every pass",

@@ -18,6 +18,7 @@
 #include "compiler/ir/param_role.h"
 #include "compiler/ir/value_form.h"
 #include "plan/dtype.h"
+#include "plan/group_limit.h"
 #include "plan/post_hooks.h"
 #include "plan_generated.h"
 
@@ -389,12 +390,25 @@ struct RoundShape {
   Sizes sizes = Sizes::kFull;
 };
 
+// Parts of staging that consecutive rounds take in turn. With two, one round is
+// packed or unpacked while another is on the wire. More would divide the same
+// staging into smaller rounds, each of which costs its start.
+inline constexpr int32_t kStagingSlots = 2;
+
+// Jobs of so many ranks have a compact file. Smaller plans gain little from
+// shared lists and packed messages, and are written for executors that do not
+// know of these too.
+inline constexpr int32_t kCompactRanksMin = 1025;
+
+// What a plan has to keep to. No job says `slots`, `operations_per_round` and
+// `compact_ranks_min`: tests change them, to see small plans of all forms.
 struct Limits {
   int64_t bucket_bytes = 0;
   bool fills_buckets = false;  // also between hosts: the job says their size
   int64_t staging_bytes = 0;
-  int32_t slots = 0;  // of staging: how many rounds may overlap
-  int32_t operations_per_round = 0;
+  int32_t slots = kStagingSlots;
+  int32_t operations_per_round = kGroupOperationsMax;  // of a rank
+  int32_t compact_ranks_min = kCompactRanksMin;
   int32_t network_peers = 0;  // of a rank; 0: no limit
   // Of a GPU, most that move bytes in direct rounds; 0: all.
   int32_t direct_multiprocessors = 0;

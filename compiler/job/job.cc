@@ -182,6 +182,18 @@ constexpr RemovedKey kRemovedOptions[] = {
     {"deal",
      "ranks receive for others of their host wherever that is faster, and for "
      "fewer peers where options.network_peers asks for it"},
+    {"fan_out",
+     "ranks relay to each other wherever that is faster, and through staging "
+     "where options.peer is \"staged\""},
+    {"fold",
+     "equal parts of a job are always planned once, and the files of jobs of "
+     "more than 1,024 ranks are compact"},
+    {"slots",
+     "rounds always take turns in two halves of staging, and "
+     "options.staging_bytes says how large it may be"},
+    {"operations_per_round",
+     "a rank has at most 32 sends and receives in a round, the most that NCCL "
+     "surely runs as one kernel"},
 };
 
 // Reads an object whose keys are members of one type each.

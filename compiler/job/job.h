@@ -201,19 +201,6 @@ struct TopologySpec {
   Located<double> spine_oversubscription{.value = 1};
 };
 
-// How receivers that want the same are fed, of one host or of several.
-enum class FanOutKind : uint8_t {
-  kNone,   // each by a source
-  kRelay,  // where it is faster, each with a part, which it passes on
-};
-
-// Whether equal parts of a job are planned once.
-enum class FoldKind : uint8_t {
-  kAuto,  // the file is compact in jobs of more than 1,024 ranks
-  kAlways,
-  kNever,
-};
-
 // Which end of a pair of ranks moves the bytes of direct rounds.
 enum class DirectKind : uint8_t { kPush, kPull };
 
@@ -229,13 +216,9 @@ struct OptionsSpec {
   // How bytes travel between ranks that can map each other's memory.
   Located<fb::Mechanism> peer{.value = fb::Mechanism::kDirect};
   Located<DirectKind> direct{.value = DirectKind::kPush};
-  Located<FanOutKind> fan_out{.value = FanOutKind::kRelay};
-  Located<FoldKind> fold{.value = FoldKind::kAuto};
   Located<int64_t> bucket_bytes{.value = int64_t{256} << 20};
   Located<int64_t> staging_bytes{.value = int64_t{1} << 30};
   Located<int64_t> scratch_bytes{.value = int64_t{1} << 30};  // of a rank
-  Located<int64_t> slots{.value = 2};
-  Located<int64_t> operations_per_round{.value = 32};
   Located<int64_t> network_peers;             // not given: no limit
   Located<int64_t> direct_multiprocessors;    // not given: all
   Located<std::vector<std::string>> exclude;  // globs over param names

@@ -15,8 +15,6 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/job.h"
 #include "compiler/job/object_reader.h"
-#include "plan/file_limits.h"
-#include "plan/group_limit.h"
 
 namespace refit {
 
@@ -408,7 +406,7 @@ inline constexpr auto kOptionsKeys = std::tuple(
         &OptionsSpec::bucket_bytes),
     Key({.name = "staging_bytes",
          .range = kBytesRange,
-         .help = "largest staging arena of a rank, at least `slots` × "
+         .help = "largest staging arena of a rank, at least twice "
                  "`bucket_bytes`. What it sends and what it receives share it"},
         &OptionsSpec::staging_bytes),
     Key({.name = "scratch_bytes",
@@ -416,18 +414,6 @@ inline constexpr auto kOptionsKeys = std::tuple(
          .help = "most memory of a rank for quantization, see "
                  "[`scratch_bytes`](#scratch_bytes)"},
         &OptionsSpec::scratch_bytes),
-    Key({.name = "slots",
-         .range = {.min = 1, .max = kSlotsMax},
-         .help = "rounds whose staging a rank keeps apart, so that packing, "
-                 "wire and unpacking overlap"},
-        &OptionsSpec::slots),
-    Key({.name = "operations_per_round",
-         .range = {.min = 1, .max = kGroupOperationsMax},
-         .help = "most sends and receives of a rank in one NCCL group. NCCL "
-                 "cuts larger groups into several kernels on each rank "
-                 "separately, which can hang. No plan with larger groups is "
-                 "opened"},
-        &OptionsSpec::operations_per_round),
     Key({.name = "network_peers",
          .range = {.min = 1, .max = kRanksMax},
          .default_text = "no limit",
@@ -454,17 +440,6 @@ inline constexpr auto kOptionsKeys = std::tuple(
                  "receiver, see [`direct`](#direct)",
          .in_digest_if_given = true},
         &OptionsSpec::direct),
-    Key({.name = "fan_out",
-         .default_text = "`\"relay\"`",
-         .help = "how receivers that want the same are fed, see "
-                 "[`fan_out`](#fan_out)"},
-        &OptionsSpec::fan_out),
-    Key({.name = "fold",
-         .default_text = "`\"auto\"`",
-         .help = "whether equal parts of a job are planned once, see "
-                 "[`fold`](#fold)",
-         .in_digest_if_given = true},
-        &OptionsSpec::fold),
     Key({.name = "exclude",
          .default_text = "`[]`",
          .help = "globs of parameters that do not move. The plan declares them "
@@ -542,25 +517,10 @@ struct Words<fb::Mechanism> {
       {"direct", fb::Mechanism::kDirect}, {"staged", fb::Mechanism::kStaged}};
 };
 template <>
-struct Words<FanOutKind> {
-  static constexpr std::string_view kMark = "\"";
-  static constexpr Word<FanOutKind> kAll[] = {{"relay", FanOutKind::kRelay},
-                                              {"none", FanOutKind::kNone}};
-};
-
-template <>
 struct Words<DirectKind> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<DirectKind> kAll[] = {{"push", DirectKind::kPush},
                                               {"pull", DirectKind::kPull}};
-};
-
-template <>
-struct Words<FoldKind> {
-  static constexpr std::string_view kMark = "\"";
-  static constexpr Word<FoldKind> kAll[] = {{"auto", FoldKind::kAuto},
-                                            {"always", FoldKind::kAlways},
-                                            {"never", FoldKind::kNever}};
 };
 
 template <>

@@ -12,10 +12,6 @@
 namespace refit {
 namespace {
 
-// Smaller plans gain little from shared lists and packed messages, and are
-// written for executors that do not know of these too.
-constexpr int32_t kCompactRanksMin = 1025;
-
 // Shards are cut as evenly as their rows allow.
 constexpr double kUneven = 1.01;
 
@@ -153,11 +149,8 @@ double MostReceivedBytes(const Module& module) {
 
 }  // namespace
 
-absl::Status FoldRanks(const PassOptions& options, Module& module) {
-  const FoldKind kind = options.job.options.fold.value;
-  if (kind == FoldKind::kNever) return absl::OkStatus();
-  module.is_compact =
-      kind == FoldKind::kAlways || module.world_size() >= kCompactRanksMin;
+absl::Status FoldRanks(const PassOptions&, Module& module) {
+  module.is_compact = module.world_size() >= module.limits.compact_ranks_min;
   if (module.topology.colocated || module.source_ranks() == 0 ||
       module.world_size() == module.source_ranks()) {
     return absl::OkStatus();

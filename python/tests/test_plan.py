@@ -270,7 +270,7 @@ def test_traffic_adds_up_to_what_is_moved_with_and_without_dealing(job):
 
 def test_a_difference_has_the_bytes_of_each_pair_that_deals():
     dealing = (GOLDENS / "tiny-dealt-relays.json").read_text()
-    direct = dealing.replace('[0, 0, 0, 0, 1, 1, 1, 1]}', '[0, 0, 0, 0, 1, 1, 1, 1]}, "options": {"fan_out": "none"}')
+    direct = dealing.replace('[0, 0, 0, 0, 1, 1, 1, 1]}', '[0, 0, 0, 0, 1, 1, 1, 1]}, "options": {"delta": true}')
     assert direct != dealing
     before, after = refit.compile(direct), refit.compile(dealing)
     told = {}
@@ -307,7 +307,7 @@ def test_verify_tells_models_of_equal_shapes_apart(models):
 
 def test_verify_takes_a_job_that_writes_a_default_out(tiny_job):
     plan = refit.compile(tiny_job)
-    plan.verify(job={**tiny_job, "options": {"fan_out": "relay", "slots": 2}})
+    plan.verify(job={**tiny_job, "options": {"peer": "direct", "staging_bytes": 1 << 30}})
     # Another link speed changes what is expected of the plan, and nothing that it does.
     plan.verify(job={**tiny_job, "topology": {"peer_gigabytes_per_second": 300}})
 

@@ -48,7 +48,7 @@ TEST(BoundTimeTest, NetworkAndNvlinkAddUpWhereNobodyDeals) {
   EXPECT_DOUBLE_EQ(
       LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
                    "[0, 0, 0, 0, 1, 1, 1, 1]",
-                   R"(, "options": {"fan_out": "none"})"),
+                   R"(, "options": {"delta": true})"),
       (kBytes / kNetwork + kStart + 3 * kBytes / kPeer) / 4);
 }
 

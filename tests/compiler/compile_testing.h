@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,13 +17,14 @@
 namespace refit {
 
 // Compiles (which proves) the job; its errors, or "".
-inline std::string ErrorsOf(const std::string& job_text,
-                            std::vector<uint8_t>* plan = nullptr) {
+inline std::string ErrorsOf(
+    const std::string& job_text, std::vector<uint8_t>* plan = nullptr,
+    const std::function<void(Limits&)>& change_limits = {}) {
   const TemporaryDirectory directory;
   const std::string path = directory.Write("job.json", job_text);
   Diagnostics diagnostics;
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      CompileFile(path, CompileOptions(), diagnostics);
+      CompileFile(path, {.change_limits = change_limits}, diagnostics);
   if (!diagnostics.ok()) return diagnostics.Render();
   if (!bytes.ok()) return std::string(bytes.status().message());
   if (plan != nullptr) *plan = *std::move(bytes);
@@ -45,9 +47,11 @@ inline std::string GenericJob(const std::string& parameters,
          source + R"(, "destination": )" + destination + more + "}";
 }
 
-inline PlanFile OpenJob(const std::string& job) {
+inline PlanFile OpenJob(
+    const std::string& job,
+    const std::function<void(Limits&)>& change_limits = {}) {
   std::vector<uint8_t> bytes;
-  EXPECT_EQ(ErrorsOf(job, &bytes), "");
+  EXPECT_EQ(ErrorsOf(job, &bytes, change_limits), "");
   absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
   EXPECT_TRUE(plan.ok());
   return *std::move(plan);

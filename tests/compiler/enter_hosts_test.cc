@@ -95,23 +95,23 @@ TEST(EnterHostsTest, WhatComesInOneRoundLeavesInTheNext) {
 
 TEST(EnterHostsTest, NothingIsDealtThatNeedNotBe) {
   EXPECT_FALSE(Deals(OpenJob(HostsJob("Shard(1)"))));
-  EXPECT_FALSE(Deals(OpenJob(HostsJob("Replicate", R"("fan_out": "none")"))));
   EXPECT_FALSE(Deals(OpenJob(HostsJob("Replicate", R"("delta": true)"))));
 }
 
 // What has no room in staging, or too many receivers for a round, is stored
 // when the network's rounds are over.
 TEST(EnterHostsTest, WhatCannotBeDealtIsStoredAfterwards) {
-  for (const std::string options :
-       {R"("operations_per_round": 3)",
-        R"("bucket_bytes": 4096, "staging_bytes": 8192)"}) {
-    const PlanFile plan = OpenJob(HostsJob("Replicate", options));
-    EXPECT_FALSE(Deals(plan)) << options;
-    EXPECT_EQ(plan.body().stats()->network_bytes(), 2 * kHostBytes) << options;
-    const fb::Body& body = plan.body();
+  const PlanFile no_room = OpenJob(
+      HostsJob("Replicate", R"("bucket_bytes": 4096, "staging_bytes": 8192)"));
+  const PlanFile many_receivers =
+      OpenJob(HostsJob("Replicate"),
+              [](Limits& limits) { limits.operations_per_round = 3; });
+  for (const PlanFile* plan : {&no_room, &many_receivers}) {
+    EXPECT_FALSE(Deals(*plan));
+    const fb::Body& body = plan->body();
+    EXPECT_EQ(body.stats()->network_bytes(), 2 * kHostBytes);
     EXPECT_EQ(body.rounds()->Get(body.rounds()->size() - 1)->route(),
-              fb::Route::kPeer)
-        << options;
+              fb::Route::kPeer);
   }
 }
 
@@ -147,13 +147,6 @@ TEST(EnterHostsTest, FewPeersAreEnoughWhereAJobAsksForThem) {
                 .find("options.network_peers is 1, but rank 0 exchanges with 2 "
                       "ranks of other hosts; wanted at least 2, or meshes "
                       "whose ranks need fewer"),
-            std::string::npos);
-}
-
-TEST(EnterHostsTest, AJobThatSaysWhoDealsIsTold) {
-  EXPECT_NE(ErrorsOf(HostsJob("Replicate", R"("deal": "always")"))
-                .find("options.deal is gone: ranks receive for others of their "
-                      "host wherever that is faster"),
             std::string::npos);
 }
 

@@ -131,15 +131,12 @@ double SecondsOf(const PlanFile &plan, double peer, double network) {
 }
 
 TEST(FanOutTest, HostsPassOnWhereSourcesWouldBeTheLimit) {
-  const auto job = [](const std::string &options) {
-    return GenericJob(
-        R"({"name": "w", "shape": [6144, 64], "dtype": "bf16"})",
-        GenericSide(4, "Shard(0)"), GenericSide(8, "Replicate"),
-        R"(, "topology": {"peer_gigabytes_per_second": 0.1, )"
-        R"("network_gigabytes_per_second": 0.1, )"
-        R"("hosts": [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]}, "options": {)" +
-            options + "}");
-  };
+  const std::string job =
+      GenericJob(R"({"name": "w", "shape": [6144, 64], "dtype": "bf16"})",
+                 GenericSide(4, "Shard(0)"), GenericSide(8, "Replicate"),
+                 R"(, "topology": {"peer_gigabytes_per_second": 0.1, )"
+                 R"("network_gigabytes_per_second": 0.1, )"
+                 R"("hosts": [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]})");
   const auto relayed = [](const PlanFile &plan) {
     uint64_t bytes = 0;
     for (uint32_t rank = 4; rank < 12; ++rank) {
@@ -147,8 +144,9 @@ TEST(FanOutTest, HostsPassOnWhereSourcesWouldBeTheLimit) {
     }
     return bytes;
   };
-  const PlanFile plan = OpenJob(job(""));
-  const PlanFile alone = OpenJob(job(R"("fan_out": "none")"));
+  const PlanFile plan = OpenJob(job);
+  const PlanFile alone =
+      OpenJob(job, [](Limits& limits) { limits.relays = false; });
   EXPECT_EQ(relayed(alone), 0);
   EXPECT_GT(relayed(plan), 0);
   EXPECT_LT(SecondsOf(plan, 1e8, 1e8), SecondsOf(alone, 1e8, 1e8) * 0.98);
@@ -159,8 +157,9 @@ TEST(FanOutTest, NothingIsRelayedThatNeedNotBe) {
     return UsesRelays(OpenJob(job));
   };
   EXPECT_TRUE(relays(FanOutJob(3, SlowLinks())));
-  EXPECT_FALSE(relays(
-      FanOutJob(3, SlowLinks() + R"(, "options": {"fan_out": "none"})")));
+  // A rank that relays does not know what changed.
+  EXPECT_FALSE(
+      relays(FanOutJob(3, SlowLinks() + R"(, "options": {"delta": true})")));
   // A round takes longer than such links need for all.
   EXPECT_FALSE(relays(FanOutJob(3, "")));
   // Each receiver has a source of its own.

@@ -2,17 +2,22 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "compiler/ir/module.h"
+#include "compiler/model/model.h"
+#include "compiler/passes/passes.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
+#include "tests/compiler/make_compact.h"
 
 namespace refit {
 namespace {
 
 // `copies` trainers of `ranks` ranks feed twice as many engines of two.
-std::string FoldedJob(int copies, int ranks, const std::string& hosts,
-                      const std::string& fold) {
+std::string FoldedJob(int copies, int ranks, const std::string& hosts) {
   const auto side = [](int replicas, int shards) {
     return R"({"layout": "generic", "meshes": {"m": {"axes": {"dp": )" +
            std::to_string(replicas) + R"(, "tp": )" + std::to_string(shards) +
@@ -23,7 +28,7 @@ std::string FoldedJob(int copies, int ranks, const std::string& hosts,
                     side(copies, ranks), side(2 * copies, 2),
                     R"(, "topology": {"peer_gigabytes_per_second": 0.1,
           "network_gigabytes_per_second": 0.01, "hosts": )" +
-                        hosts + R"(}, "options": {"fold": ")" + fold + R"("})");
+                        hosts + "}");
 }
 // Two trainers of four ranks on a host each, and two engines on each of two.
 constexpr char kHostsOfParts[] =
@@ -38,7 +43,7 @@ bool IsPacked(const PlanFile& plan) {
 }
 
 TEST(FoldRanksTest, EqualPartsAreOneProgramWithAShift) {
-  const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts, "always"));
+  const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts), MakeCompact);
   ASSERT_TRUE(IsFolded(plan));
   EXPECT_TRUE(IsPacked(plan));
   const fb::Body& body = plan.body();
@@ -50,21 +55,46 @@ TEST(FoldRanksTest, EqualPartsAreOneProgramWithAShift) {
     EXPECT_GT(plan.messages().Of(program).size(), 0u);
   }
   EXPECT_EQ(body.programs()->Get(1)->source_shift(), 0u);
-  const PlanFile whole = OpenJob(FoldedJob(2, 4, kHostsOfParts, "never"));
-  EXPECT_FALSE(IsFolded(whole));
-  EXPECT_EQ(body.stats()->moved_bytes(), whole.body().stats()->moved_bytes());
-  const Estimates estimates = EstimatesOf(plan);
-  EXPECT_EQ(estimates.lower_bound_seconds,
-            EstimatesOf(whole).lower_bound_seconds);
-  EXPECT_LE(estimates.predicted_seconds,
-            EstimatesOf(whole).predicted_seconds * 1.01);
+}
+
+// What the passes find of a job, with fold-ranks or without.
+Stats StatsOf(const std::string& text, bool folds) {
+  const auto file = std::make_shared<SourceFile>();
+  file->path = "job.json";
+  file->text = text;
+  Diagnostics diagnostics;
+  const std::optional<Job> job = ReadJobText(file, "", diagnostics);
+  const std::optional<Model> model = ReadModel(*job, diagnostics);
+  Module module;
+  module.limits = {.bucket_bytes = int64_t{256} << 20,
+                   .staging_bytes = int64_t{1} << 30,
+                   .relays = true,
+                   .shape = {}};
+  module.params = model->params;
+  for (const PassInfo& pass : Pipeline()) {
+    if (!folds && pass.run == FoldRanks) continue;
+    const absl::Status status = pass.run(
+        {.job = *job, .model = *model, .diagnostics = diagnostics}, module);
+    EXPECT_TRUE(status.ok()) << pass.name;
+  }
+  EXPECT_EQ(module.fold.has_value(), folds);
+  return module.stats;
+}
+
+TEST(FoldRanksTest, PartsThatArePlannedOnceTakeNoLonger) {
+  const std::string job = FoldedJob(2, 4, kHostsOfParts);
+  const Stats folded = StatsOf(job, true);
+  const Stats whole = StatsOf(job, false);
+  EXPECT_EQ(folded.moved_bytes, whole.moved_bytes);
+  EXPECT_EQ(folded.lower_bound_seconds, whole.lower_bound_seconds);
+  EXPECT_LE(folded.predicted_seconds, whole.predicted_seconds * 1.01);
 }
 
 // Small plans have the rounds of the first part too, and open with executors
 // that know no shifts.
 TEST(FoldRanksTest, SmallPlansAreFoldedWithoutShifts) {
-  const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts, "auto"));
-  const PlanFile folded = OpenJob(FoldedJob(2, 4, kHostsOfParts, "always"));
+  const PlanFile plan = OpenJob(FoldedJob(2, 4, kHostsOfParts));
+  const PlanFile folded = OpenJob(FoldedJob(2, 4, kHostsOfParts), MakeCompact);
   EXPECT_FALSE(IsFolded(plan));
   EXPECT_FALSE(IsPacked(plan));
   for (uint32_t rank = 0; rank < 16; ++rank) {
@@ -84,12 +114,12 @@ TEST(FoldRanksTest, SmallPlansAreFoldedWithoutShifts) {
   }
 }
 
-TEST(FoldRanksTest, OnlyLargePlansHaveShiftsUnasked) {
+TEST(FoldRanksTest, LargePlansHaveShifts) {
   std::string hosts = "0";
   for (int rank = 1; rank < 1040; ++rank) {
     hosts += ", " + std::to_string(rank / 4);
   }
-  const PlanFile large = OpenJob(FoldedJob(130, 4, "[" + hosts + "]", "auto"));
+  const PlanFile large = OpenJob(FoldedJob(130, 4, "[" + hosts + "]"));
   ASSERT_TRUE(IsFolded(large));
   EXPECT_TRUE(IsPacked(large));
   EXPECT_EQ(large.body().programs()->Get(1039)->destination_shift(), 516u);
@@ -102,7 +132,8 @@ TEST(FoldRanksTest, PartsOnHostsOfTheirOwnAloneAreFolded) {
        {"[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]",
         "[0, 0, 4, 4, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]",
         "[0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 3, 3, 3, 3]"}) {
-    EXPECT_FALSE(IsFolded(OpenJob(FoldedJob(2, 4, hosts, "always")))) << hosts;
+    EXPECT_FALSE(IsFolded(OpenJob(FoldedJob(2, 4, hosts), MakeCompact)))
+        << hosts;
   }
 }
 
@@ -110,7 +141,7 @@ TEST(FoldRanksTest, PartsOnHostsOfTheirOwnAloneAreFolded) {
 // the other what only one trainer sends them: apart they would take longer.
 TEST(FoldRanksTest, PartsThatSendMoreThanTheyReceiveAreNotFolded) {
   EXPECT_FALSE(IsFolded(OpenJob(
-      FoldedJob(2, 2, "[0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]", "always"))));
+      FoldedJob(2, 2, "[0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]"), MakeCompact)));
 }
 
 }  // namespace

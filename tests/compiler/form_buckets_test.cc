@@ -25,8 +25,7 @@ TEST(FormBucketsTest,
     return ErrorsOf(GenericJob(
         R"({"name": "w", "shape": [1048576, 16384], "dtype": "bf16"})",
         GenericSide(1, "Replicate"), GenericSide(2, "Replicate"),
-        R"(, "options": {"peer": "staged", "fan_out": "none", )" + options +
-            "}"));
+        R"(, "options": {"peer": "staged", "delta": true, )" + options + "}"));
   };
   // 32 GiB for each of two ranks.
   EXPECT_NE(errors(R"("bucket_bytes": 4096)")

@@ -252,7 +252,7 @@ TEST(JobTest, KeyOfAnotherObjectSaysWhereItBelongs) {
             "topology.peer is a key of options"},
            {vllm + R"(, "topology": {"replicas": 2})",
             "topology.replicas is a key of source or destination"},
-           {vllm + R"(, "fan_out": "none")", "\"fan_out\" is a key of options"},
+           {vllm + R"(, "exclude": [])", "\"exclude\" is a key of options"},
            {vllm + R"(, "hosts": [0, 0])", "\"hosts\" is a key of topology"},
            {vllm + R"(, "options": {"gpus_per_host": 8})",
             "options.gpus_per_host is a key of topology"},
@@ -545,16 +545,16 @@ TEST(JobTest, OptionsHaveRanges) {
   const ReadResult result = Read(R"({"model": "c",
  "source": {"layout": "vllm"}, "destination": {"layout": "vllm"},
  "options": {"bucket_bytes": 16,
-             "slots": 9}})");
+             "network_peers": 0}})");
   EXPECT_EQ(result.errors,
             "job.json:3:30: error: options.bucket_bytes is 16; wanted an "
             "integer from 4096 to 1099511627776\n"
             "    3 |  \"options\": {\"bucket_bytes\": 16,\n"
             "      |                              ^\n"
-            "job.json:4:23: error: options.slots is 9; wanted an integer from "
-            "1 to 8\n"
-            "    4 |              \"slots\": 9}}\n"
-            "      |                       ^\n");
+            "job.json:4:31: error: options.network_peers is 0; wanted an "
+            "integer from 1 to 65536\n"
+            "    4 |              \"network_peers\": 0}}\n"
+            "      |                               ^\n");
 }
 
 TEST(JobTest, AModelIsNamedInOneWay) {

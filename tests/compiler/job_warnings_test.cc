@@ -401,13 +401,11 @@ TEST(JobWarningsTest, DeltasThatMakeDenseRefitsMuchSlower) {
             absl::StrFormat(
                 "job.json:5:22: warning: with options.delta no rank relays, so "
                 "that a dense refit is predicted to take %.3f ms instead of "
-                "%.3f ms; wanted no delta, or options.fan_out: \"none\" if "
-                "deltas gain more (refit-sim --change-rate predicts their "
-                "time)",
+                "%.3f ms; wanted no delta, unless deltas gain more (refit-sim "
+                "--change-rate predicts their time)",
                 1e3 * with.predicted_seconds, 1e3 * without.predicted_seconds));
   for (const auto& [destination, options] :
-       {std::pair(engines, R"("delta": true, "fan_out": "none")"),
-        {engines, R"("delta": false)"},
+       {std::pair(engines, R"("delta": false)"),
         {R"(, "tensor_parallel": 8)", R"("delta": true)"}}) {
     EXPECT_EQ(compiled(destination, options).warnings, "") << options;
   }

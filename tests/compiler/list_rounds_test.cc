@@ -30,7 +30,6 @@ Module ModuleOf(int32_t sources, int32_t destinations, int64_t room) {
   module.topology.peer_bytes_per_second = 370e9;
   module.topology.network_bytes_per_second = 50e9;
   module.limits.staging_bytes = room * kLargeBytes;
-  module.limits.operations_per_round = 32;
   return module;
 }
 

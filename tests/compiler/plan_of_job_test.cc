@@ -192,9 +192,9 @@ TEST(PlanOfJobTest, APlanIsThatOfEveryJobThatCompilesToIt) {
   const std::string job = JobText("Shard(1)");
   EXPECT_EQ(DifferenceOf(job, job), "");
   // Other inputs, written out or without effect.
-  EXPECT_EQ(
-      DifferenceOf(job, JobText("Shard(1)", R"(, "options": {"slots": 2})")),
-      "");
+  EXPECT_EQ(DifferenceOf(
+                job, JobText("Shard(1)", R"(, "options": {"peer": "direct"})")),
+            "");
   EXPECT_EQ(
       DifferenceOf(job, JobText("Shard(1)",
                                 R"(, "topology": {"peer_gigabytes_per_second":

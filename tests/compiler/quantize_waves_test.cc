@@ -2,6 +2,7 @@
 #include "compiler/passes/quantize_waves.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -128,10 +129,10 @@ constexpr char kConfig[] = R"({"model_type": "qwen3_moe", "hidden_size": 256,
  "torch_dtype": "bfloat16"})";
 
 // The plan of a job with this model; its errors go to `errors`.
-absl::StatusOr<PlanFile> CompileMoe(const std::string& source,
-                                    const std::string& destination,
-                                    const std::string& options,
-                                    std::string* errors = nullptr) {
+absl::StatusOr<PlanFile> CompileMoe(
+    const std::string& source, const std::string& destination,
+    const std::string& options, std::string* errors = nullptr,
+    const std::function<void(Limits&)>& change_limits = {}) {
   const TemporaryDirectory directory;
   directory.Write("config.json", kConfig);
   const std::string path =
@@ -144,7 +145,7 @@ absl::StatusOr<PlanFile> CompileMoe(const std::string& source,
                                                options, "}}"));
   Diagnostics diagnostics;
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      CompileFile(path, CompileOptions(), diagnostics);
+      CompileFile(path, {.change_limits = change_limits}, diagnostics);
   if (errors != nullptr) *errors = diagnostics.Render();
   if (!bytes.ok()) return bytes.status();
   return PlanFile::FromBytes(*std::move(bytes));
@@ -247,10 +248,12 @@ TEST(QuantizeWavesTest, ReceiversStoreToEachOtherAfterTheLastWave) {
                           const std::string& hosts) {
     return CompileMoe(
         source, R"("replicas": 2)",
-        absl::StrCat(R"("operations_per_round": 3, "scratch_bytes": )", scratch,
+        absl::StrCat(R"("scratch_bytes": )", scratch,
                      R"(}, "topology": {"peer_gigabytes_per_second": 0.1,
                          "network_gigabytes_per_second": 0.01, "hosts": )",
-                     hosts));
+                     hosts),
+        /*errors=*/nullptr,
+        [](Limits& limits) { limits.operations_per_round = 3; });
   };
   const absl::StatusOr<PlanFile> plan =
       compile(R"("tensor_parallel": 2)", "500000", "[0, 0, 1, 1]");

@@ -24,8 +24,6 @@ Module ModuleOf(int32_t sources, int32_t near, int32_t hosts, int32_t members) {
   Module module;
   module.limits = {.bucket_bytes = int64_t{256} << 20,
                    .staging_bytes = int64_t{1} << 30,
-                   .slots = 2,
-                   .operations_per_round = 32,
                    .relays = true,
                    .shape = {}};
   module.topology.peer_bytes_per_second = 370e9;

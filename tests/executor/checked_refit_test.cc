@@ -14,6 +14,7 @@
 #include "executor/digest/arrivals.h"
 #include "executor/direct_steps.h"
 #include "executor/planned_pulls.h"
+#include "tests/compiler/make_compact.h"
 #include "tests/executor/lazy_device.h"
 #include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
@@ -133,7 +134,6 @@ std::string DrawJob(Draw& draw) {
       absl::StrFormat(R"({"name": "head", "shape": [%d, 60], "dtype": "bf16"})",
                       draw.Between(1, 900)));
   if (draw.Chance(30)) options.push_back(R"("delta": {"dense_every": 100})");
-  if (draw.Chance(25)) options.push_back(R"("fold": "always")");
   if (draw.Chance(35)) {
     options.push_back(R"("peer": "staged")");
   } else if (draw.Chance(40)) {
@@ -162,7 +162,8 @@ TEST(CheckedRefitTest, DigestsSeeWhatTheRefitLeaves) {
     Draw draw(seed);
     const std::string job = DrawJob(draw);
     SCOPED_TRACE(absl::StrCat("seed ", seed, "\n", job));
-    const PlanFile plan = CompiledPlan(job);
+    const PlanFile plan = draw.Chance(25) ? CompiledPlan(job, "", MakeCompact)
+                                          : CompiledPlan(job);
     ExpectChecksPass<BusyDevice>(plan);
     ExpectChecksPass<LazyDevice>(plan);
     if (testing::Test::HasFailure()) return;
@@ -309,8 +310,8 @@ TEST(CheckedRefitTest, DeltasDigestBehindTheRounds) {
 
 TEST(CheckedRefitTest, StagedRoundsAreDigestedOneByOne) {
   const PlanFile plan = CompiledPlan(
-      HalvesJob(R"("options": {"bucket_bytes": 8192, "peer": "staged",
-                     "operations_per_round": 2})"));
+      HalvesJob(R"("options": {"bucket_bytes": 8192, "peer": "staged"})"), "",
+      [](Limits& limits) { limits.operations_per_round = 2; });
   const Arrivals arrivals = ArrivalsOf(plan, 2);
   EXPECT_EQ(arrivals.count, arrivals.reports.size() * kDirectSteps);
   const std::set<size_t> distinct(arrivals.digested_after.begin(),

@@ -368,7 +368,7 @@ class DeltaHistoryTest : public testing::TestWithParam<int> {};
 
 TEST_P(DeltaHistoryTest, LeavesTheBitsOfDenseRefits) {
   const HistoryJob job = HistoryJobs()[GetParam()];
-  const PlanFile dense = PlanOf(job, "\"fan_out\": \"none\"");
+  const PlanFile dense = PlanOf(job, "");
   std::vector<PlanFile> plans;
   for (const std::string changes : {"snapshot", "bitmap"}) {
     const std::string delta =

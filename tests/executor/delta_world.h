@@ -27,15 +27,16 @@
 namespace refit {
 
 // The plan of a job whose paths are relative to `directory`.
-inline PlanFile PlanOfJob(const std::string& text,
-                          const std::string& directory = "") {
+inline PlanFile PlanOfJob(
+    const std::string& text, const std::string& directory = "",
+    const std::function<void(Limits&)>& change_limits = {}) {
   Diagnostics diagnostics;
   auto file = std::make_shared<SourceFile>();
   file->path = "job.json";
   file->text = text;
   const std::optional<Job> job = ReadJobText(file, directory, diagnostics);
   EXPECT_TRUE(job.has_value()) << diagnostics.Render();
-  auto bytes = Compile(*job, {}, diagnostics);
+  auto bytes = Compile(*job, {.change_limits = change_limits}, diagnostics);
   EXPECT_TRUE(bytes.ok()) << bytes.status() << diagnostics.Render();
   return *PlanFile::FromBytes(*std::move(bytes));
 }

@@ -141,7 +141,7 @@ TEST(DirectMultiprocessorsTest, TheRunsNumberGoesBeforeTheJobs) {
 
 TEST(DirectMultiprocessorsTest, WithoutANumberAllCopyInBulk) {
   NotingDevice device;
-  const PlanFile plan = DirectReshardPlan(R"("fan_out": "none")");
+  const PlanFile plan = DirectReshardPlan("");
   NotedWorld world(plan, device);
   world.Bind();
   EXPECT_EQ(world.Refit(device, 0), Uses{kAllInBulk});

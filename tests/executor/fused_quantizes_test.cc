@@ -331,15 +331,14 @@ PlanFile RandomPlan(Random& random, const std::string& dtype) {
       one_of({R"("tensor_parallel": 2, "replicas": 2)",
               R"("tensor_parallel": 1, "replicas": 4)"});
   return CompiledPlan(
-      absl::StrCat(R"({"model": "config.json", "source": {"layout": "megatron",
+      absl::StrCat(
+          R"({"model": "config.json", "source": {"layout": "megatron",
  )",
-                   source, R"(}, "destination": {"layout": "vllm", )",
-                   destination, R"(, "dtype": ")", dtype, "\"},",
-                   colocated
-                       ? R"( "colocated": true,)"
-                       : one_of({"", R"("topology": {"gpus_per_host": 3},)"}),
-                   R"( "options": {"fan_out": ")", one_of({"none", "relay"}),
-                   "\"", one_of({"", R"(, "scratch_bytes": 400000)"}), "}}"),
+          source, R"(}, "destination": {"layout": "vllm", )", destination,
+          R"(, "dtype": ")", dtype, "\"},",
+          colocated ? R"( "colocated": true,)"
+                    : one_of({"", R"("topology": {"gpus_per_host": 3},)"}),
+          R"( "options": {)", one_of({"", R"("scratch_bytes": 400000)"}), "}}"),
       absl::StrCat(
           R"({"hidden_size": 256, "num_hidden_layers": 2,
  "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128,

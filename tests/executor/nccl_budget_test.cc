@@ -116,11 +116,11 @@ TEST_F(NcclBudgetTest, CompiledPlanKeepsBelowTheBudget) {
     SCOPED_TRACE(operations);
     fake_nccl_reset();
     fake_nccl_set_budget(operations);
-    const PlanFile plan = CompiledPlan(ReshardJob(
-        kSources, kDestinations,
-        R"("peer": "staged", "bucket_bytes": 4096, "staging_bytes": 65536, )"
-        R"("operations_per_round": )" +
-            std::to_string(operations)));
+    const PlanFile plan = CompiledPlan(
+        ReshardJob(
+            kSources, kDestinations,
+            R"("peer": "staged", "bucket_bytes": 4096, "staging_bytes": 65536)"),
+        "", [&](Limits& limits) { limits.operations_per_round = operations; });
     NcclWorld world(plan);
     world.Bind();
     world.ExpectEveryElementRight(plan);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "executor/rank_schedule.h"
 #include "runner/rank_threads.h"
+#include "tests/compiler/make_compact.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr char kStaged[] = R"("peer": "staged", )";
 constexpr char kSmallBuckets[] =
-    R"("bucket_bytes": 4096, "staging_bytes": 65536, )";
+    R"("bucket_bytes": 4096, "staging_bytes": 65536)";
 
 class NcclRefitTest : public testing::Test {
  protected:
@@ -116,11 +117,12 @@ TEST_F(NcclRefitTest, EightRanksFeedEight) {
 }
 
 TEST_F(NcclRefitTest, SlotsKeepRoundsApart) {
-  for (const char* slots : {"1", "2", "3"}) {
+  for (const int slots : {1, 2, 3}) {
     SCOPED_TRACE(slots);
     fake_nccl_reset();
-    const PlanFile plan = CompiledPlan(ReshardJob(
-        2, 3, std::string(kStaged) + kSmallBuckets + "\"slots\": " + slots));
+    const PlanFile plan =
+        CompiledPlan(ReshardJob(2, 3, std::string(kStaged) + kSmallBuckets), "",
+                     [&](Limits& limits) { limits.slots = slots; });
     EXPECT_GE(plan.body().rounds()->size(), 3);
     ExpectRefits(plan);
   }
@@ -128,7 +130,7 @@ TEST_F(NcclRefitTest, SlotsKeepRoundsApart) {
 
 TEST_F(NcclRefitTest, HostsAreReachedThroughTheWorldsCommunicator) {
   const PlanFile plan =
-      CompiledPlan(ReshardJob(3, 2, std::string(kSmallBuckets) + "\"slots\": 2",
+      CompiledPlan(ReshardJob(3, 2, std::string(kSmallBuckets),
                               R"(, "topology": {"hosts": [0, 0, 0, 1, 2]})"));
   EXPECT_EQ(RoutesOf(plan), std::set<fb::Route>{fb::Route::kNetwork});
   ExpectRefits(plan);
@@ -136,7 +138,7 @@ TEST_F(NcclRefitTest, HostsAreReachedThroughTheWorldsCommunicator) {
 
 TEST_F(NcclRefitTest, RoutesOfBothKindsUseOneCommunicatorAtATime) {
   const PlanFile plan = CompiledPlan(
-      ReshardJob(4, 4, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
+      ReshardJob(4, 4, std::string(kStaged) + kSmallBuckets,
                  R"(, "topology": {"hosts": [0, 0, 1, 1, 0, 1, 1, 2]})"));
   EXPECT_EQ(RoutesOf(plan),
             (std::set<fb::Route>{fb::Route::kPeer, fb::Route::kNetwork}));
@@ -144,18 +146,16 @@ TEST_F(NcclRefitTest, RoutesOfBothKindsUseOneCommunicatorAtATime) {
 }
 
 TEST_F(NcclRefitTest, SixteenRanksOfThreeHosts) {
-  ExpectRefits(CompiledPlan(
-      ReshardJob(8, 8, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
-                 R"(, "topology": {"gpus_per_host": 6})")));
+  ExpectRefits(
+      CompiledPlan(ReshardJob(8, 8, std::string(kStaged) + kSmallBuckets,
+                              R"(, "topology": {"gpus_per_host": 6})")));
 }
 
 // The first that asks writes a list out, while the others read it or wait. This
 // is where ThreadSanitizer sees that.
 TEST_F(NcclRefitTest, RanksThatAreThreadsShareAPackedPlan) {
-  const PlanFile plan =
-      CompiledPlan(ReshardJob(4, 4,
-                              std::string(kStaged) + kSmallBuckets +
-                                  "\"slots\": 2, \"fold\": \"always\""));
+  const PlanFile plan = CompiledPlan(
+      ReshardJob(4, 4, std::string(kStaged) + kSmallBuckets), "", MakeCompact);
   ASSERT_NE(plan.plan().required_features() & kFeaturePackedMessages, 0u);
   std::atomic<size_t> operations = 0;
   ASSERT_TRUE(RunRankThreads(16, [&](int32_t thread) {
@@ -167,9 +167,8 @@ TEST_F(NcclRefitTest, RanksThatAreThreadsShareAPackedPlan) {
 }
 
 TEST_F(NcclRefitTest, ColocatedRanksStageToo) {
-  const PlanFile plan = CompiledPlan(
-      ReshardJob(3, 3, std::string(kStaged) + kSmallBuckets + "\"slots\": 2",
-                 R"(, "colocated": true)"));
+  const PlanFile plan = CompiledPlan(ReshardJob(
+      3, 3, std::string(kStaged) + kSmallBuckets, R"(, "colocated": true)"));
   EXPECT_TRUE(RoutesOf(plan).contains(fb::Route::kLocal));
   ExpectRefits(plan);
 }
@@ -177,21 +176,15 @@ TEST_F(NcclRefitTest, ColocatedRanksStageToo) {
 // Attention is quantized at the source, the MLP, whose blocks it cuts, at the
 // destination; both in more windows than fit side by side.
 TEST_F(NcclRefitTest, WhatIsQuantizedTravelsInWindows) {
-  for (const char* slots : {"1", "2", "3"}) {
-    SCOPED_TRACE(slots);
-    fake_nccl_reset();
-    const PlanFile plan = WindowsPlan(absl::StrCat(
-        R"("peer": "staged", "bucket_bytes": 32768, "staging_bytes": 131072,
-           "scratch_bytes": 150000, "slots": )",
-        slots));
-    ExpectRefits(plan);
-  }
+  ExpectRefits(WindowsPlan(
+      R"("peer": "staged", "bucket_bytes": 32768, "staging_bytes": 131072,
+         "scratch_bytes": 150000)"));
 }
 
 // Messages take their time, so that ranks are in different rounds.
 TEST_F(NcclRefitTest, SlowRanksAreWaitedFor) {
-  const PlanFile plan = CompiledPlan(
-      ReshardJob(2, 3, std::string(kStaged) + kSmallBuckets + "\"slots\": 2"));
+  const PlanFile plan =
+      CompiledPlan(ReshardJob(2, 3, std::string(kStaged) + kSmallBuckets));
   fake_nccl_delay(1, 2000);
   fake_nccl_delay(4, 500);
   ExpectRefits(plan);

@@ -50,12 +50,14 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
   return ends;
 }
 
-PlanFile CompiledPlan(const std::string& job, const std::string& config) {
+PlanFile CompiledPlan(const std::string& job, const std::string& config,
+                      const std::function<void(Limits&)>& change_limits) {
   const TemporaryDirectory directory;
   if (!config.empty()) directory.Write("config.json", config);
   Diagnostics diagnostics;
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      CompileFile(directory.Write("job.json", job), {}, diagnostics);
+      CompileFile(directory.Write("job.json", job),
+                  {.change_limits = change_limits}, diagnostics);
   if (!bytes.ok()) {
     std::cerr << diagnostics.Render() << bytes.status() << "\n" << job << "\n";
     std::abort();

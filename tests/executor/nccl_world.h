@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "compiler/ir/module.h"
 #include "plan/plan_file.h"
 #include "refit/nccl_transport.h"
 #include "tests/executor/executor_world.h"
@@ -26,8 +27,9 @@ std::vector<std::unique_ptr<Transport>> MakeNcclTransports(
     std::chrono::milliseconds abort_time = NcclOptions().abort_time);
 
 // Compiles `job`, which needs no files.
-// `config`: beside it, as config.json.
-PlanFile CompiledPlan(const std::string& job, const std::string& config = "");
+// `config`: beside it, as config.json. `change_limits`: see CompileOptions.
+PlanFile CompiledPlan(const std::string& job, const std::string& config = "",
+                      const std::function<void(Limits&)>& change_limits = {});
 
 // Sources and destinations quantize to fp8, in three windows or more each.
 // `options`: those of the job.

@@ -395,22 +395,6 @@ TEST_P(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   ExpectRefits(world, plan);
 }
 
-TEST_P(PulledRefitTest, RelaysOfWhichNeitherCanShareAreToldOfFanOut) {
-  const PlanFile plan = RelayPlan({.replicas = 2}).Open();
-  PrivateWorld world(plan, GetParam(), {1, 2});
-  world.OnAllRanks([&](int32_t rank) {
-    return world.executor(rank).Connect(ExecutorWorld::kTimeout);
-  });
-  const std::vector<absl::Status> statuses = world.BindAgain();
-  for (const int32_t rank : {1, 2}) {
-    EXPECT_TRUE(absl::StrContains(
-        std::string(statuses[rank].message()),
-        "or with options.fan_out \"none\", so that neither relays to the "
-        "other"))
-        << statuses[rank];
-  }
-}
-
 TEST_P(PulledRefitTest, RankThatCannotExportStopsAllOthers) {
   const PlanFile plan = Plan();
   PrivateWorld world(plan, GetParam(), {3});

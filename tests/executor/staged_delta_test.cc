@@ -74,7 +74,7 @@ PlanFile RowsPlan(uint64_t rows) {
       "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
     "topology": {"gpus_per_host": 1},
     "options": {"delta": {"dense_every": 0}, "bucket_bytes": 1048576,
-                "slots": 1, "staging_bytes": 1048576}})"));
+                "staging_bytes": 2097152}})"));
 }
 
 // That of the source's tensor, or the destination's.
@@ -812,8 +812,8 @@ TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
   constexpr uint64_t kRows = 32768;
   for (const int slots : {1, 2, 3}) {
     fake_nccl_reset();
-    const PlanFile plan = PlanOfJob(
-        absl::StrCat(R"job({
+    const PlanFile plan =
+        PlanOfJob(absl::StrCat(R"job({
       "model": {"parameters": [
         {"name": "w", "shape": [32768, 256], "dtype": "bf16"},
         {"name": "a", "shape": [4, 4], "dtype": "bf16"},
@@ -832,8 +832,9 @@ TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
           {"match": "*", "mesh": "m", "placements": ["Shard(1)"]}]},
       "topology": {"gpus_per_host": 1},
       "options": {"delta": {"dense_every": 0}, "bucket_bytes": 65536,
-                  "slots": )job",
-                     slots, ", \"staging_bytes\": ", 262144 * slots, "}}"));
+                  "staging_bytes": )job",
+                               262144 * slots, "}}"),
+                  "", [&](Limits& limits) { limits.slots = slots; });
     std::vector<LazyDevice> devices(8);
     const auto world = NcclDeltaWorld(plan, devices);
     const auto at = [&](int32_t rank, const char* name) {

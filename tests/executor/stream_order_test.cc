@@ -27,9 +27,10 @@ void ExpectRefits(const PlanFile& plan) {
 }
 
 // One rank feeds five replicas, by slow links, in small buckets.
-PlanFile HostsPlan(std::string_view hosts, std::string_view options) {
+PlanFile HostsPlan(std::string_view hosts, std::string_view options,
+                   int32_t slots = kStagingSlots) {
   return CompiledPlan(absl::StrFormat(
-      R"({
+                          R"({
     "model": {"parameters": [
       {"name": "w", "shape": [480, 36], "dtype": "bf16"},
       {"name": "v", "shape": [36, 480], "dtype": "bf16"}]},
@@ -41,7 +42,8 @@ PlanFile HostsPlan(std::string_view hosts, std::string_view options) {
       "peer_gigabytes_per_second": 0.1,
       "network_gigabytes_per_second": 0.01},
     "options": {%s}})",
-      hosts, options));
+                          hosts, options),
+                      "", [&](Limits& limits) { limits.slots = slots; });
 }
 
 TEST(StreamOrderTest, StagedRoundsReuseTheirStagingInOrder) {
@@ -54,9 +56,11 @@ TEST(StreamOrderTest, StagedRelaysPackWhatWasUnpacked) {
     for (const int slots : {1, 2, 3}) {
       SCOPED_TRACE(absl::StrFormat("hosts %s, %d slots", hosts, slots));
       const PlanFile plan = HostsPlan(
-          hosts, absl::StrFormat(R"("peer": "staged", "bucket_bytes": 4096,
-                                    "slots": %d, "staging_bytes": %d)",
-                                 slots, 32768 * slots));
+          hosts,
+          absl::StrFormat(
+              R"("peer": "staged", "bucket_bytes": 4096, "staging_bytes": %d)",
+              32768 * slots),
+          slots);
       ASSERT_NE(plan.plan().required_features() &
                     (kFeatureStagedRelays | kFeatureDealing),
                 0u);

@@ -32,7 +32,8 @@ struct Compiled {
   simulator::Options options = {};  // the job's links
 };
 
-Compiled CompileText(const std::string& text) {
+Compiled CompileText(const std::string& text,
+                     const std::function<void(Limits&)>& change_limits = {}) {
   const TemporaryDirectory directory;
   Diagnostics diagnostics;
   const std::optional<Job> job =
@@ -42,7 +43,8 @@ Compiled CompileText(const std::string& text) {
             .error = absl::StrCat("ReadJob: ",
                                   directory.Relative(diagnostics.Render()))};
   }
-  absl::StatusOr<std::vector<uint8_t>> bytes = Compile(*job, {}, diagnostics);
+  absl::StatusOr<std::vector<uint8_t>> bytes =
+      Compile(*job, {.change_limits = change_limits}, diagnostics);
   if (!bytes.ok()) {
     return {.bytes = {},
             .error = absl::StrCat("Compile: ", bytes.status().ToString(), "\n",
@@ -207,9 +209,9 @@ std::string RunChain(const ChainCase& chain) {
 }
 
 std::string RunChain(const ChainCase& chain, ChainFacts& facts) {
-  Compiled compiled = CompileText(chain.job);
+  Compiled compiled = CompileText(chain.job, chain.change_limits);
   if (!compiled.error.empty()) return compiled.error;
-  if (CompileText(chain.job).bytes != compiled.bytes) {
+  if (CompileText(chain.job, chain.change_limits).bytes != compiled.bytes) {
     return "the second compilation gives other bytes";
   }
   const absl::StatusOr<PlanFile> plan =

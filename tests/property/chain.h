@@ -5,8 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "compiler/ir/module.h"
 
 namespace refit {
 
@@ -24,6 +27,7 @@ struct TensorBytes {
 
 struct ChainCase {
   std::string job;
+  std::function<void(Limits&)> change_limits = {};     // see CompileOptions
   std::vector<std::vector<TensorBytes>> sources;       // by source rank
   std::vector<std::vector<TensorBytes>> destinations;  // as they must become
 };

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -32,6 +33,7 @@
 #include "runner/local_ranks.h"
 #include "runner/value_check.h"
 #include "simulator/simulation.h"
+#include "tests/compiler/make_compact.h"
 #include "tests/compiler/temporary_directory.h"
 #include "tests/plan/plan_spec.h"
 #include "tests/plan/proof_oracle.h"
@@ -65,8 +67,7 @@ const SampleJob kJobs[] = {
  "source": {"layout": "megatron", "tensor_parallel": 2, "pipeline_parallel": 2,
             "make_vocab_size_divisible_by": 4},
  "destination": {"layout": "vllm", "tensor_parallel": 4},
- "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384,
-             "operations_per_round": 2}})",
+ "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 16384}})",
      R"({"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 4,
  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
  "intermediate_size": 12, "vocab_size": 50, "tie_word_embeddings": false,
@@ -117,7 +118,7 @@ const SampleJob kJobs[] = {
    {"match": "*", "mesh": "m", "placements": ["Replicate"], "rename": "engine.{name}"}]},
  "topology": {"hosts": [0, 0, 1, 1, 0, 1, 2]},
  "options": {"exclude": ["rotary"], "bucket_bytes": 4096,
-             "staging_bytes": 16384, "operations_per_round": 3}})json",
+             "staging_bytes": 16384}})json",
      ""},
     // Replicas that relay: two on the source's host in several steps, three on
     // another after the network.
@@ -179,12 +180,14 @@ const SampleJob kJobs[] = {
  "torch_dtype": "bfloat16"})"},
 };
 
-PlanFile CompileJob(const SampleJob& sample) {
+PlanFile CompileJob(const SampleJob& sample,
+                    const std::function<void(Limits&)>& change_limits = {}) {
   const TemporaryDirectory directory;
   if (!sample.config.empty()) directory.Write("config.json", sample.config);
   Diagnostics diagnostics;
   absl::StatusOr<std::vector<uint8_t>> bytes =
-      CompileFile(directory.Write("job.json", sample.job), {}, diagnostics);
+      CompileFile(directory.Write("job.json", sample.job),
+                  {.change_limits = change_limits}, diagnostics);
   EXPECT_TRUE(bytes.ok()) << diagnostics.Render() << bytes.status().message();
   absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(*std::move(bytes));
   EXPECT_TRUE(plan.ok()) << plan.status().message();
@@ -386,19 +389,11 @@ TEST(DamageTest, WholePlansStayWhole) {
   }
 }
 
-// The job, with packed messages.
-SampleJob Packed(SampleJob job) {
-  const std::string options = R"("options": {)";
-  job.job.insert(job.job.find(options) + options.size(),
-                 R"("fold": "always", )");
-  return job;
-}
-
 TEST(DamageTest, WhatIsProvedOfADamagedPlanIsTrue) {
   std::vector<std::unique_ptr<Whole>> wholes;
   for (const SampleJob& job : kJobs) {
     wholes.push_back(std::make_unique<Whole>(CompileJob(job)));
-    wholes.push_back(std::make_unique<Whole>(CompileJob(Packed(job))));
+    wholes.push_back(std::make_unique<Whole>(CompileJob(job, MakeCompact)));
   }
   std::map<Fate, int64_t> count;
   const int64_t one = FromEnvironment("REFIT_SEED", -1);

@@ -20,7 +20,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "compiler/ir/module.h"
+#include "plan/group_limit.h"
 #include "plan/plan_file.h"
+#include "tests/compiler/make_compact.h"
 #include "tests/property/chain.h"
 #include "tests/property/draw.h"
 #include "tests/property/generic_side.h"
@@ -55,30 +58,39 @@ struct DrawnJob {
   PhysicalSide destination_side;
 };
 
-// The keys of a job that change the plan but not what it does.
-std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
+// What changes the plan of a job but not what it does.
+struct Schedule {
+  std::string keys;  // of the job; they end in options that are not closed
+  std::function<void(Limits&)> change_limits = {};
+};
+
+Schedule DrawSchedule(Draw& draw, const DrawnJob& job) {
   const auto sources = static_cast<int64_t>(job.source_side.size());
   const auto destinations = static_cast<int64_t>(job.destination_side.size());
   std::vector<std::string> options;
+  int64_t slots = kStagingSlots;
   if (draw.Chance(80)) {
     const int64_t bucket = draw.Chance(50) ? 4096 : draw.Between(4096, 20000);
-    const int64_t slots = draw.Between(1, 4);
+    slots = draw.Between(1, 4);
     const int64_t arena = (bucket + 15) / 16 * 16 * slots;
     options.push_back(absl::StrFormat("\"bucket_bytes\": %d", bucket));
-    options.push_back(absl::StrFormat("\"slots\": %d", slots));
     options.push_back(absl::StrFormat("\"staging_bytes\": %d",
                                       arena + draw.Between(0, 2) * bucket));
   }
   if (draw.Chance(60)) options.push_back("\"peer\": \"staged\"");
-  if (draw.Chance(60)) {
-    options.push_back(absl::StrFormat("\"operations_per_round\": %d",
-                                      draw.Pick<int64_t>({1, 2, 3, 5, 32})));
-  }
-  if (draw.Chance(15)) options.push_back("\"fan_out\": \"none\"");
-  if (draw.Chance(30)) options.push_back("\"fold\": \"always\"");
+  const int64_t operations = draw.Chance(60)
+                                 ? draw.Pick<int64_t>({1, 2, 3, 5, 32})
+                                 : kGroupOperationsMax;
+  const bool relays = !draw.Chance(15);
+  const bool is_compact = draw.Chance(30);
+  const auto change_limits = [=](Limits& limits) {
+    limits.slots = static_cast<int32_t>(slots);
+    limits.operations_per_round = static_cast<int32_t>(operations);
+    limits.relays = relays;
+    if (is_compact) MakeCompact(limits);
+  };
   std::string text =
       absl::StrFormat("\"options\": {%s", absl::StrJoin(options, ", "));
-  // The caller closes the options.
   std::string before;
   const bool colocated = destinations <= sources && draw.Chance(30);
   if (colocated) before = "\"colocated\": true, ";
@@ -115,7 +127,8 @@ std::string DrawSchedule(Draw& draw, const DrawnJob& job) {
     absl::StrAppendFormat(&before, "\"topology\": {%s}, ",
                           absl::StrJoin(topology, ", "));
   }
-  return before + text + (options.empty() ? "" : ", ");
+  return {.keys = before + text + (options.empty() ? "" : ", "),
+          .change_limits = change_limits};
 }
 
 // Excludes some tensors of the job; returns the globs.
@@ -147,10 +160,9 @@ std::string Quoted(const std::vector<std::string>& words) {
   return absl::StrJoin(quoted, ", ");
 }
 
-// Finishes, runs and checks a job. `schedule`: its keys that end in options
-// that are not closed.
+// Finishes, runs and checks a job.
 ChainFacts RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
-                  const std::string& schedule) {
+                  const Schedule& schedule) {
   std::vector<bool> excluded(job.tensors.size(), false);
   const std::vector<std::string> globs =
       DrawExcludes(draw, job.tensors, excluded);
@@ -158,7 +170,8 @@ ChainFacts RunJob(Draw& draw, uint64_t seed, const DrawnJob& job,
   chain.job = absl::StrFormat(
       "{\"model\": %s,\n\"source\": %s,\n\"destination\": %s,\n%s\"exclude\": "
       "[%s]}}\n",
-      job.model, job.source, job.destination, schedule, Quoted(globs));
+      job.model, job.source, job.destination, schedule.keys, Quoted(globs));
+  chain.change_limits = schedule.change_limits;
   FillTensors(seed, job.source_side, job.destination_side, excluded, chain);
   ChainFacts facts;
   const std::string error = RunChain(chain, facts);
@@ -360,7 +373,8 @@ TEST(PropertyTest, RanksThatAreDealtTheirBytesReceiveThemAll) {
         draw.Pick<int64_t>({4096, 5000, 8192, 65536}),
         draw.Chance(80) ? "direct" : "staged");
     ++cases;
-    const uint64_t features = RunJob(draw, seed, job, schedule).features;
+    const uint64_t features =
+        RunJob(draw, seed, job, {.keys = schedule}).features;
     dealing += (features & kFeatureDealing) != 0 ? 1 : 0;
   });
   std::cout << dealing << " of " << cases << " plans deal\n";
@@ -398,14 +412,15 @@ TEST(PropertyTest, RanksFedAlongTreesReceiveEveryByte) {
     const std::string schedule = absl::StrFormat(
         "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": "
         "%g, \"network_gigabytes_per_second\": 0.02},\n"
-        "\"options\": {\"peer\": \"%s\", \"slots\": %d, "
-        "\"bucket_bytes\": %d, \"staging_bytes\": %d, ",
+        "\"options\": {\"peer\": \"%s\", \"bucket_bytes\": %d, "
+        "\"staging_bytes\": %d, ",
         absl::StrJoin(hosts, ", "), draw.Pick<double>({0.1, 0.4, 3}),
-        draw.Chance(70) ? "direct" : "staged", draw.Between(1, 3),
+        draw.Chance(70) ? "direct" : "staged",
         draw.Pick<int64_t>({4096, 16384, 65536}),
         draw.Pick<int64_t>({1 << 18, 1 << 20}));
     ++cases;
-    held += RunJob(draw, seed, job, schedule).holds_between_hosts ? 1 : 0;
+    const ChainFacts facts = RunJob(draw, seed, job, {.keys = schedule});
+    held += facts.holds_between_hosts ? 1 : 0;
   });
   std::cout << held << " of " << cases << " plans hold between hosts\n";
   if (cases > 1) {
@@ -440,21 +455,19 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
     };
     const double network = draw.Pick<double>({0.001, 0.01, 0.1, 50});
     const int64_t bucket = draw.Pick<int64_t>({4096, 8192, 16384, 65536});
-    const int64_t slots = draw.Between(1, 3);
-    const int64_t staging = bucket * (slots + 1) * draw.Between(1, 6);
+    const int64_t staging = bucket * (kStagingSlots + 1) * draw.Between(1, 6);
     const std::string job = absl::StrFormat(
         "{\"model\": {\"parameters\": [{\"name\": \"w\", \"shape\": [%d, 128], "
         "\"dtype\": \"bf16\"}]},\n\"source\": %s,\n\"destination\": %s,\n"
         "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": %g, "
         "\"network_gigabytes_per_second\": %g},\n\"options\": {"
-        "\"bucket_bytes\": %d, \"slots\": %d, \"staging_bytes\": "
-        "%d}}\n",
+        "\"bucket_bytes\": %d, \"staging_bytes\": %d}}\n",
         draw.Chance(30) ? draw.Between(2048, 20000) : draw.Between(64, 2048),
         side(sources, draw.Chance(50) ? "Shard(0)" : "Replicate"),
         side(receivers, draw.Chance(25) ? "Shard(1)" : "Replicate"),
         absl::StrJoin(hosts, ", "),
         network * draw.Pick<double>({1, 2, 4, 7, 14, 1000}), network, bucket,
-        slots, staging);
+        staging);
     const TimeOverBound time = SimulateChain(job);
     ASSERT_EQ(time.error, "") << "seed=" << seed << "\n" << job;
     EXPECT_GE(time.ratio, 1 - 1e-6) << "seed=" << seed << "\n" << job;

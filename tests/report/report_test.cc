@@ -11,6 +11,7 @@
 #include "report/data_writer.h"
 #include "report/page.h"
 #include "tests/compiler/compile_testing.h"
+#include "tests/compiler/make_compact.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit::report {
@@ -126,12 +127,13 @@ TEST(ReportDataTest, EqualRanksThatAreSimulatedOnceAreAllShown) {
            R"x(}}}, "tensors": [{"match": "*", "mesh": "m",
               "placements": ["Replicate", "Shard(0)"]}]})x";
   };
-  const PlanFile plan = OpenJob(GenericJob(
-      R"({"name": "w", "shape": [960, 640], "dtype": "bf16"},
-         {"name": "v", "shape": [240, 33], "dtype": "fp32"})",
-      side(2), side(4),
-      R"(, "topology": {"hosts": [0,0, 2,2, 1,1,1,1, 3,3,3,3]},
-          "options": {"fold": "always", "bucket_bytes": 65536})"));
+  const PlanFile plan = OpenJob(
+      GenericJob(R"({"name": "w", "shape": [960, 640], "dtype": "bf16"},
+                    {"name": "v", "shape": [240, 33], "dtype": "fp32"})",
+                 side(2), side(4),
+                 R"(, "topology": {"hosts": [0,0, 2,2, 1,1,1,1, 3,3,3,3]},
+                     "options": {"bucket_bytes": 65536})"),
+      MakeCompact);
   const std::string data = DataOf(plan, /*folds_equal_ranks=*/true);
   EXPECT_EQ(data, DataOf(plan, /*folds_equal_ranks=*/false));
   ExpectHas(data, R"("rank":3)");

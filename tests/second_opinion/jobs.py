@@ -219,13 +219,13 @@ DENSE = [
     ("llama: vllm to vllm, tp2 to tp8 pp2", LLAMA, vllm(tp=2), vllm(tp=8, pp=2)),
     ("llama: colocated", LLAMA, megatron(tp=2, pp=2), vllm(tp=4), {"colocated": True}),
     (
-        "llama: hosts written out, few operations in a round",
+        "llama: hosts written out, small messages",
         LLAMA,
         megatron(tp=2, dp=3),
         vllm(tp=2, replicas=2),
         {
             "topology": {"hosts": [0, 1, 2, 0, 1, 2, 1, 1, 2, 0]},
-            "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 12288, "slots": 3, "operations_per_round": 2},
+            "options": {"peer": "staged", "bucket_bytes": 4096, "staging_bytes": 12288},
         },
     ),
     (

@@ -221,15 +221,11 @@ def rest_of_job(draw, model, source, destination):
     """What changes the plan, but for excludes not what it does."""
     rest, options = {}, {}
     if draw.random() < 0.6:
-        bucket, slots = draw.choice([4096, 5000, 20000]), draw.randint(1, 4)
-        arena = (bucket + 15) // 16 * 16 * slots
-        options |= {"bucket_bytes": bucket, "slots": slots, "staging_bytes": arena + draw.randint(0, 2) * bucket}
+        bucket = draw.choice([4096, 5000, 20000])
+        arena = (bucket + 15) // 16 * 16 * 2
+        options |= {"bucket_bytes": bucket, "staging_bytes": arena + draw.randint(0, 2) * bucket}
     if draw.random() < 0.5:
         options["peer"] = "staged"
-    if draw.random() < 0.5:
-        options["operations_per_round"] = draw.choice([1, 2, 3, 5, 32])
-    if draw.random() < 0.15:
-        options["fan_out"] = "none"
     if draw.random() < 0.3:
         name = draw.choice(list(model.parameters()))
         options["exclude"] = [draw.choice([name, re.sub(r"\d+", "*", name, count=1)])]
