@@ -142,10 +142,9 @@ void Append(std::string& text, const BlockScheme& value) {
 }
 
 // The members that the keys of a table fill, in the order of the struct: the
-// order of the table is free. A member's own of `texts` stands before it.
+// order of the table is free.
 template <typename Spec, typename Keys>
-void AppendKeys(std::string& text, const Spec& spec, const Keys& keys,
-                std::map<const void*, std::string> texts = {});
+void AppendKeys(std::string& text, const Spec& spec, const Keys& keys);
 
 // Nothing where the job does not have it: as before there was such a key.
 void Append(std::string& text, const Located<DeltaSpec>& value) {
@@ -165,11 +164,7 @@ void Append(std::string& text, const TopologySpec& value) {
 }
 
 void Append(std::string& text, const OptionsSpec& value) {
-  // Jobs keep the digest that they had while they could say fan_out, slots and
-  // operations_per_round: the defaults of these stand where their values stood.
-  AppendKeys(text, value, kOptionsKeys,
-             {{&value.bucket_bytes, "default 1 "},
-              {&value.network_peers, "default 2 default 32 "}});
+  AppendKeys(text, value, kOptionsKeys);
 }
 
 // The model that a job names is read by now, and stands before it.
@@ -306,8 +301,8 @@ void AppendAll(std::string& text, const Values&... values) {
 }
 
 template <typename Spec, typename Keys>
-void AppendKeys(std::string& text, const Spec& spec, const Keys& keys,
-                std::map<const void*, std::string> texts) {
+void AppendKeys(std::string& text, const Spec& spec, const Keys& keys) {
+  std::map<const void*, std::string> texts;
   ForEachKey(keys, [&](const auto& key) {
     const auto append = [&](auto member) {
       std::string& of_member = texts[&(spec.*member)];

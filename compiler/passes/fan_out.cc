@@ -239,6 +239,13 @@ void Distributor::HandOut(absl::Span<const Group> together) {
 
 absl::Status FanOut(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
+  // Engines on the trainers' GPUs mostly sleep while these train, in memory
+  // that processes cannot share: none could store into another's. Their bytes
+  // come from the trainers, whose memory they can map.
+  if (module.topology.colocated &&
+      module.MechanismOf(Route::kPeer) == Mechanism::kDirect) {
+    return absl::OkStatus();
+  }
   const Groups groups = ListGroups(module);
   std::map<int32_t, std::vector<const Group*>> by_host;
   for (const auto& [key, of_wave] : groups) {

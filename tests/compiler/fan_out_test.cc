@@ -213,6 +213,24 @@ TEST(FanOutTest, ReceiversPassOnAPartOfWhatTheBusiestSourcesSend) {
   EXPECT_EQ(relayed, kRowBytes * 3 * 13);
 }
 
+// Engines that sleep beside their trainers hold memory that no other process
+// can map.
+TEST(FanOutTest, NothingIsRelayedToTheMemoryOfColocatedEngines) {
+  // Of five rows the busiest source holds two, which three others want.
+  const auto relayed = [](const std::string &more) {
+    return OpenJob(GenericJob(
+                       R"({"name": "w", "shape": [5, 12288], "dtype": "bf16"})",
+                       GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                       SlowLinks(more)))
+        .body()
+        .stats()
+        ->relayed_bytes();
+  };
+  EXPECT_GT(relayed(R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0])"), 0u);
+  EXPECT_EQ(relayed(R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0]}, "colocated": true, "options": {)"),
+            0u);
+}
+
 TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {
   const auto relays = [](const std::string &from, const std::string &to) {
     const std::string side = GenericSide(3, "Replicate");
