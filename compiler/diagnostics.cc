@@ -153,7 +153,7 @@ void Diagnostics::Append(const Diagnostics& other) {
   }
 }
 
-void Diagnostics::Move(const SourceFile& file, const Place& place) {
+void Diagnostics::Redirect(const SourceFile& file, const Place& place) {
   for (Entry& entry : entries_) {
     if (entry.place.file.get() != &file) continue;
     absl::StrAppend(&entry.message, " (", file.path, ":",

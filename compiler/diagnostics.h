@@ -55,8 +55,9 @@ class Diagnostics {
   void Warning(const Place& place, std::string message);
   // All that `other` reports, of which there is little.
   void Append(const Diagnostics& other);
-  // What is reported in `file` moves to `place`, and ends with "file:line".
-  void Move(const SourceFile& file, const Place& place);
+  // What was reported in `file` is reported at `place` instead, and ends with
+  // "(file:line)".
+  void Redirect(const SourceFile& file, const Place& place);
 
   bool ok() const { return errors_.count == 0; }
   int64_t error_count() const { return errors_.count; }

@@ -4,20 +4,22 @@ file(WRITE ${OUT}.new [==[// Made from compiler/model/families/*.json.
 
 namespace refit {
 
-absl::Span<const FamilyFile> FamilyFiles() {
-  static constexpr FamilyFile kFiles[] = {
+absl::Span<const BuiltInRules> AllBuiltInRules() {
+  static constexpr BuiltInRules kRules[] = {
 ]==])
 foreach(file ${FILES})
   get_filename_component(name ${file} NAME_WE)
   file(READ ${file} text)
-  string(REGEX MATCH "\"class\": \"([A-Za-z0-9_]+)\"" class "${text}")
+  if(NOT text MATCHES "\"transformers\": {\"class\": \"([A-Za-z0-9_]+)\"")
+    message(FATAL_ERROR "${file} names no class; wanted \"transformers\": {\"class\": \"…ForCausalLM\"} on one line")
+  endif()
   set(class ${CMAKE_MATCH_1})
   string(CONFIGURE [==[      {"@name@", "@class@", R"refit_family(@text@)refit_family"},
 ]==] entry @ONLY)
   file(APPEND ${OUT}.new "${entry}")
 endforeach()
 file(APPEND ${OUT}.new [==[  };
-  return kFiles;
+  return kRules;
 }
 
 }  // namespace refit

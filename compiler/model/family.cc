@@ -83,7 +83,9 @@ const Family* FindFamily(std::string_view model_type) {
 std::vector<std::string_view> FamilyNames() {
   std::vector<std::string_view> names;
   for (const Family* family : kFamilies) names.push_back(family->model_type);
-  for (const FamilyFile& file : FamilyFiles()) names.push_back(file.model_type);
+  for (const BuiltInRules& rules : AllBuiltInRules()) {
+    names.push_back(rules.model_type);
+  }
   std::sort(names.begin(), names.end());
   return names;
 }

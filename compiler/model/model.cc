@@ -32,15 +32,15 @@ std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 
 // The family whose class of transformers is most like one that the config
 // names; nullptr: none is.
-const FamilyFile* FamilyOfClass(ConfigReader& config) {
+const BuiltInRules* FamilyOfClass(ConfigReader& config) {
   std::vector<std::string_view> classes;
-  for (const FamilyFile& file : FamilyFiles()) {
-    classes.push_back(file.transformers_class);
+  for (const BuiltInRules& rules : AllBuiltInRules()) {
+    classes.push_back(rules.transformers_class);
   }
   for (const std::string& name : config.StringsOr("architectures", {})) {
     const std::string like = NearestWord(name, classes);
-    for (const FamilyFile& file : FamilyFiles()) {
-      if (file.transformers_class == like) return &file;
+    for (const BuiltInRules& rules : AllBuiltInRules()) {
+      if (rules.transformers_class == like) return &rules;
     }
   }
   return nullptr;
@@ -48,7 +48,7 @@ const FamilyFile* FamilyOfClass(ConfigReader& config) {
 
 // Says what else a model of an unknown family can be moved by.
 std::string UnknownFamily(const std::string& model_type, ConfigReader& config) {
-  const FamilyFile* like = FamilyOfClass(config);
+  const BuiltInRules* like = FamilyOfClass(config);
   const std::string nearest = NearestWord(model_type, FamilyNames());
   return absl::StrFormat(
       "unknown model_type %s; %s%swanted %s; a file can describe other "
@@ -91,8 +91,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   const std::string model_type = config.String("model_type");
   if (model_type.empty()) return std::nullopt;
   const Family* family = FindFamily(model_type);
-  const FamilyFile* file = FindFamilyFile(model_type);
-  if (family == nullptr && file == nullptr && !rules.given) {
+  const BuiltInRules* built_in = FindBuiltInRules(model_type);
+  if (family == nullptr && built_in == nullptr && !rules.given) {
     if (need_family) {
       config.Error("model_type", UnknownFamily(model_type, config));
     }
@@ -105,8 +105,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   model.quant_method = config.QuantMethod();
   if (rules.given) {
     BuildByRules(rules.value, rules.place, config, model);
-  } else if (file != nullptr) {
-    BuildByRules(*file, config, model);
+  } else if (built_in != nullptr) {
+    BuildByRules(*built_in, config, model);
   } else {
     model.architecture.family = family;
     family->build(config, model);

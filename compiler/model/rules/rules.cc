@@ -332,7 +332,7 @@ class RulesReader {
   DType dtype_ = DType::kUnspecified;  // of the config
   bool has_sizes_ = false;             // and layers, all of them
   std::set<std::string> reported_;     // keys of the config
-  std::shared_ptr<FamilyOfFile> own_ = std::make_shared<FamilyOfFile>();
+  std::shared_ptr<OwnFamily> own_ = std::make_shared<OwnFamily>();
   std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
   std::vector<Rule> rules_;  // of each param
   std::string head_;         // the name of a tied one
@@ -1266,23 +1266,25 @@ void BuildByRules(const std::string& path, const Place& asked,
   RulesReader(values, document->root, false, config, model).Read();
 }
 
-void BuildByRules(const FamilyFile& file, ConfigReader& config, Model& model) {
+void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
+                  Model& model) {
   Diagnostics& diagnostics = config.diagnostics();
   auto source = std::make_shared<const SourceFile>(
-      SourceFile{.path = absl::StrFormat("families/%s.json", file.model_type),
-                 .text = std::string(file.text)});
+      SourceFile{.path = absl::StrFormat("families/%s.json", rules.model_type),
+                 .text = std::string(rules.text)});
   const JsonDocument document = *ParseJson(source, source->text, diagnostics);
   const ValueReader values(document, diagnostics);
   RulesReader(values, document.root, true, config, model).Read();
-  diagnostics.Move(*source, config.place());
+  diagnostics.Redirect(*source, config.place());
 }
 
-const FamilyFile* FindFamilyFile(std::string_view model_type) {
-  const absl::Span<const FamilyFile> files = FamilyFiles();
-  const auto* const found = std::find_if(
-      files.begin(), files.end(),
-      [&](const FamilyFile& file) { return file.model_type == model_type; });
-  return found == files.end() ? nullptr : found;
+const BuiltInRules* FindBuiltInRules(std::string_view model_type) {
+  const absl::Span<const BuiltInRules> all = AllBuiltInRules();
+  const auto* const found =
+      std::find_if(all.begin(), all.end(), [&](const BuiltInRules& rules) {
+        return rules.model_type == model_type;
+      });
+  return found == all.end() ? nullptr : found;
 }
 
 std::vector<std::string_view> RoleWords() { return WordsOf(kRoles); }

@@ -16,7 +16,7 @@
 namespace refit {
 
 // A family, and what its views name.
-struct FamilyOfFile {
+struct OwnFamily {
   Family family;
   std::string model_type;
   // Their elements stay where they are.
@@ -26,15 +26,15 @@ struct FamilyOfFile {
 };
 
 // A file that is compiled in.
-struct FamilyFile {
+struct BuiltInRules {
   std::string_view model_type;
   std::string_view transformers_class;
   std::string_view text;
 };
 // In alphabetical order of model_type. CMake writes it from families/*.json.
-absl::Span<const FamilyFile> FamilyFiles();
+absl::Span<const BuiltInRules> AllBuiltInRules();
 // nullptr for a model_type that none has.
-const FamilyFile* FindFamilyFile(std::string_view model_type);
+const BuiltInRules* FindBuiltInRules(std::string_view model_type);
 
 // Fills `model` as the family of a file does: own_family, architecture, params,
 // skips. `path` was named at `asked`, `config` is an object of its model_type.
@@ -44,7 +44,8 @@ void BuildByRules(const std::string& path, const Place& asked,
                   ConfigReader& config, Model& model);
 // The same by a file that is compiled in. A mistake is the config's, and has
 // its place there.
-void BuildByRules(const FamilyFile& file, ConfigReader& config, Model& model);
+void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
+                  Model& model);
 
 // The words for roles that a file may use, in the order of the docs.
 std::vector<std::string_view> RoleWords();
