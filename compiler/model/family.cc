@@ -80,6 +80,18 @@ const Family* FindFamily(std::string_view model_type) {
   return found == std::end(kFamilies) ? nullptr : *found;
 }
 
+std::vector<FamilyClass> FamilyClasses() {
+  std::vector<FamilyClass> classes;
+  for (const Family* family : kFamilies) {
+    if (family->transformers_class.empty()) continue;
+    classes.push_back({family->transformers_class, family->model_type});
+  }
+  for (const BuiltInRules& rules : AllBuiltInRules()) {
+    classes.push_back({rules.transformers_class, rules.model_type});
+  }
+  return classes;
+}
+
 std::vector<std::string_view> FamilyNames() {
   std::vector<std::string_view> names;
   for (const Family* family : kFamilies) names.push_back(family->model_type);

@@ -143,6 +143,9 @@ struct TransformersTraits {
 
 struct Family {
   std::string_view model_type = "";  // of config.json
+  // Its class, by which "architectures" of config.json names it; "": that of
+  // another family.
+  std::string_view transformers_class = "";
   // Given a model of which `mtp` and `vision` are set, fills
   // `model.architecture` and `model.params`: a tower if `vision`,
   // embedding, stacks of the layers in the order of computation, final norm,
@@ -168,6 +171,13 @@ inline constexpr Family kNoFamily;
 
 // nullptr for a model_type that no family in C++ has.
 const Family* FindFamily(std::string_view model_type);
+
+// A class of transformers, and the model_type of its family.
+struct FamilyClass {
+  std::string_view transformers_class;
+  std::string_view model_type;
+};
+std::vector<FamilyClass> FamilyClasses();
 
 // The known model_types, in alphabetical order.
 std::vector<std::string_view> FamilyNames();

@@ -30,25 +30,42 @@ constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 
-// The family whose class of transformers is most like one that the config
-// names; nullptr: none is.
-const BuiltInRules* FamilyOfClass(ConfigReader& config) {
-  std::vector<std::string_view> classes;
-  for (const BuiltInRules& rules : AllBuiltInRules()) {
-    classes.push_back(rules.transformers_class);
-  }
-  for (const std::string& name : config.StringsOr("architectures", {})) {
-    const std::string like = NearestWord(name, classes);
-    for (const BuiltInRules& rules : AllBuiltInRules()) {
-      if (rules.transformers_class == like) return &rules;
+// The known class that is most like one that the config names. Of an unknown
+// family "architectures" may be anything.
+std::optional<FamilyClass> LikeClass(const ConfigReader& config) {
+  const std::vector<FamilyClass> known = FamilyClasses();
+  std::vector<std::string_view> names;
+  for (const FamilyClass& of : known) names.push_back(of.transformers_class);
+  for (const JsonMember& member : config.members()) {
+    if (member.key != "architectures" || member.value.AsArray() == nullptr) {
+      continue;
+    }
+    for (const JsonValue& name : *member.value.AsArray()) {
+      if (name.AsString() == nullptr) continue;
+      const std::string like = NearestWord(*name.AsString(), names);
+      for (const FamilyClass& of : known) {
+        if (of.transformers_class == like) return of;
+      }
     }
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 // Says what else a model of an unknown family can be moved by.
-std::string UnknownFamily(const std::string& model_type, ConfigReader& config) {
-  const BuiltInRules* like = FamilyOfClass(config);
+std::string UnknownFamily(const std::string& model_type,
+                          const ConfigReader& config) {
+  std::string like;
+  if (const std::optional<FamilyClass> found = LikeClass(config)) {
+    like = absl::StrFormat("its architectures are like %s of %s",
+                           found->transformers_class, found->model_type);
+    if (FindBuiltInRules(found->model_type) != nullptr) {
+      like += absl::StrFormat(
+          ", whose rules may be copied and changed: "
+          "share/refit/families/%s.json",
+          found->model_type);
+    }
+    like += "; ";
+  }
   const std::string nearest = NearestWord(model_type, FamilyNames());
   return absl::StrFormat(
       "unknown model_type %s; %s%swanted %s; a file can describe other "
@@ -58,13 +75,7 @@ std::string UnknownFamily(const std::string& model_type, ConfigReader& config) {
       "job that Python's refit.describe and refit.merge make of live models",
       Quoted(model_type),
       nearest.empty() ? "" : absl::StrFormat("did you mean \"%s\"? ", nearest),
-      like == nullptr
-          ? ""
-          : absl::StrFormat("its architectures are like %s of %s, whose rules "
-                            "may be copied and changed: families/%s.json; ",
-                            like->transformers_class, like->model_type,
-                            like->model_type),
-      Alternatives(FamilyNames()));
+      like, Alternatives(FamilyNames()));
 }
 
 // What the job wants beside the model's layers.

@@ -393,15 +393,27 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
 }
 
 TEST(ModelTest, UnknownFamilyNamesTheOneWhoseClassItsArchitecturesResemble) {
-  for (const char* name : {"LlamaForCausalLM", "LlammaForCausalLM"}) {
-    EXPECT_NE(
+  for (const auto& [architectures, hint] :
+       {std::pair(R"(["LlamaForCausalLM"])",
+                  "its architectures are like LlamaForCausalLM of llama, whose "
+                  "rules may be copied and changed: "
+                  "share/refit/families/llama.json; wanted "),
+        std::pair(R"(["LlammaForCausalLM"])", "LlamaForCausalLM of llama,"),
+        std::pair(R"(["DeepseekV3ForCausalLM"])",
+                  "\"gpt5\"; its architectures are like DeepseekV3ForCausalLM "
+                  "of deepseek_v3; wanted "),
+        std::pair(R"([1, "LlamaForCausalLM"])", "LlamaForCausalLM of llama,"),
+        std::pair(R"([1, null])", "\"gpt5\"; wanted "),
+        std::pair(R"("LlamaForCausalLM")", "\"gpt5\"; wanted "),
+        std::pair("{}", "\"gpt5\"; wanted "),
+        std::pair("null", "\"gpt5\"; wanted ")}) {
+    const std::string errors =
         ReadConfigText(
-            absl::StrFormat(
-                R"({"model_type": "gpt5", "architectures": ["%s"]})", name))
-            .errors.find("its architectures are like LlamaForCausalLM of "
-                         "llama, whose rules may be copied and changed: "
-                         "families/llama.json; wanted "),
-        std::string::npos);
+            absl::StrFormat(R"({"model_type": "gpt5", "architectures": %s})",
+                            architectures))
+            .errors;
+    EXPECT_NE(errors.find(hint), std::string::npos) << errors;
+    EXPECT_EQ(errors.find("error: "), errors.rfind("error: ")) << errors;
   }
 }
 

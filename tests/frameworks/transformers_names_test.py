@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares names and shapes of the fsdp layout with transformers' live models, which stay on the meta device. Of models whose
 dtypes differ by parameter it compares dtypes and values too, with what from_pretrained makes of a checkpoint. Every family
-that is a file of rules has a model here, and its class is the one that the file names.
+that names its class has a model here, of that class.
 
 usage: transformers_names_test.py --programs DIRECTORY      (tests/frameworks/vllm.sh installs what it needs)
 """
@@ -29,6 +29,8 @@ ABSENT = {"kimi_k2", "kimi_vl"}  # transformers runs them by the checkpoint's ow
 LIVE_TOWERS = TOWERS - {"kimi_k25"}  # its rows are in an order of their own
 FILES = pathlib.Path(__file__).resolve().parents[2] / "compiler" / "model" / "families"
 CLASSES = {rules.stem: re.search(r'"class": "(\w+)"', rules.read_text())[1] for rules in FILES.glob("*.json")}
+for source in FILES.glob("*.cc"):
+    CLASSES |= re.findall(r'model_type = "(\w+)",\s*\.transformers_class = "(\w+)"', source.read_text())
 
 
 def live(config):

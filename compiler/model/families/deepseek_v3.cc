@@ -110,15 +110,21 @@ constexpr SglangTraits kSglang = {
 }  // namespace
 
 extern const Family kDeepseekV3 = {
-    .model_type = "deepseek_v3", .build = Build, .sglang = kSglang};
+    .model_type = "deepseek_v3",
+    .transformers_class = "DeepseekV3ForCausalLM",
+    .build = Build,
+    .sglang = kSglang};
 
 // SGLang fuses the shared experts of the classes DeepseekV3 and GlmMoeDsa
 // alone.
-extern const Family kDeepseekV32 = {.model_type = "deepseek_v32",
-                                    .build = BuildV32,
-                                    .megatron = {.known = false}};
+extern const Family kDeepseekV32 = {
+    .model_type = "deepseek_v32",
+    .transformers_class = "DeepseekV32ForCausalLM",
+    .build = BuildV32,
+    .megatron = {.known = false}};
 
 extern const Family kGlmMoeDsa = {.model_type = "glm_moe_dsa",
+                                  .transformers_class = "GlmMoeDsaForCausalLM",
                                   .build = BuildGlm,
                                   .sglang = kSglang,
                                   .megatron = {.known = false}};
@@ -128,6 +134,7 @@ extern const Family kKimiK2 = {
 
 extern const Family kGlm4MoeLite = {
     .model_type = "glm4_moe_lite",
+    .transformers_class = "Glm4MoeLiteForCausalLM",
     .build = BuildGlm4MoeLite,
     .vllm = {.fp32_router = true, .cuts_shared_experts_of_token_parts = true},
     .sglang = {.fp32_router_since = "0.5.19",

@@ -386,6 +386,7 @@ const Fusion kFusions[] = {{"fused_wkv_wgate", kCompressorModules}};
 
 extern const Family kDeepseekV4 = {
     .model_type = "deepseek_v4",
+    .transformers_class = "DeepseekV4ForCausalLM",
     .build = Build,
     .vllm = {.renames = kVllmNames,
              .fused = kFusions,

@@ -126,6 +126,7 @@ constexpr VllmTraits kVllm = {.every_stage = VllmTraits::EveryStage::kEnds};
 // Its engines cut the tower by tensor parallelism whatever they are told.
 extern const Family kGemma3 = {
     .model_type = "gemma3",
+    .transformers_class = "Gemma3ForConditionalGeneration",
     .build = BuildWithVision,
     .vllm = kVllm,
     .sglang = {.renames = kSglangNames,
@@ -140,6 +141,7 @@ extern const Family kGemma3 = {
 
 extern const Family kGemma3Text = {
     .model_type = "gemma3_text",
+    .transformers_class = "Gemma3ForCausalLM",
     .build = Build,
     .vllm = kVllm,
     .sglang = {.embedding = SglangTraits::Embedding::kWhole,

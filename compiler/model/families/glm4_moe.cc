@@ -20,6 +20,7 @@ void Build(ConfigReader& config, Model& model) {
 
 extern const Family kGlm4Moe = {
     .model_type = "glm4_moe",
+    .transformers_class = "Glm4MoeForCausalLM",
     .build = Build,
     .vllm = {.fp32_router = true, .cuts_shared_experts_of_token_parts = true},
     .sglang = {.fp32_router_since = "0.5.19",

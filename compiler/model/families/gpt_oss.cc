@@ -50,6 +50,7 @@ constexpr Rename kVllmNames[] = {{".self_attn.", ".attn."},
 
 extern const Family kGptOss = {
     .model_type = "gpt_oss",
+    .transformers_class = "GptOssForCausalLM",
     .build = Build,
     .vllm = {.renames = kVllmNames,
              .every_stage = VllmTraits::EveryStage::kEnds},

@@ -177,6 +177,7 @@ constexpr Rename kTransformers5TextNames[] = {
 
 extern const Family kKimiK25 = {
     .model_type = "kimi_k25",
+    .transformers_class = "Kimi_K25ForConditionalGeneration",
     .build = BuildK25,
     .vllm = {.renames = kK25VllmNames},
     .sglang = {.renames = kSglangNames, .whole_in_tower = ".mlp."},
@@ -188,6 +189,7 @@ extern const Family kKimiK25 = {
 
 extern const Family kKimiVl = {
     .model_type = "kimi_vl",
+    .transformers_class = "KimiVLForConditionalGeneration",
     .build = BuildVl,
     .sglang = {.renames = kSglangNames,
                .pipeline_parallel = false,

@@ -167,6 +167,7 @@ void Build(ConfigReader& config, Model& model) {
 
 extern const Family kLlama4 = {
     .model_type = "llama4",
+    .transformers_class = "Llama4ForConditionalGeneration",
     .build = Build,
     .sglang = {.renames = kSglangNames,
                .pipeline_parallel = false,
@@ -179,6 +180,7 @@ extern const Family kLlama4 = {
 // rotary pairs.
 extern const Family kLlama4Text = {
     .model_type = "llama4_text",
+    .transformers_class = "Llama4ForCausalLM",
     .build = BuildText,
     .sglang = {.known = false},
     .megatron = {.known = false},

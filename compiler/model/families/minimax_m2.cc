@@ -53,6 +53,7 @@ void Build(ConfigReader& config, Model& model) {
 
 extern const Family kMinimaxM2 = {
     .model_type = "minimax_m2",
+    .transformers_class = "MiniMaxM2ForCausalLM",
     .build = Build,
     .vllm = {.fp32_router = true},
     .sglang = {.fp32_router_since = "0",

@@ -302,6 +302,7 @@ constexpr Rename kTransformersNames[] = {{"backbone.", "model."}};
 
 extern const Family kNemotronH = {
     .model_type = "nemotron_h",
+    .transformers_class = "NemotronHForCausalLM",
     .build = Build,
     .vllm = {.renames = kEngineNames,
              .every_stage = VllmTraits::EveryStage::kEnds,

@@ -298,6 +298,7 @@ constexpr SglangTraits kSglangLanguage = {
 
 extern const Family kQwen3Next = {
     .model_type = "qwen3_next",
+    .transformers_class = "Qwen3NextForCausalLM",
     .build = Build,
     .vllm = {.every_stage = VllmTraits::EveryStage::kVocabulary,
              .draft_has_prefix = true},
@@ -311,6 +312,7 @@ extern const Family kQwen3Next = {
 
 extern const Family kQwen35 = {
     .model_type = "qwen3_5",
+    .transformers_class = "Qwen3_5ForConditionalGeneration",
     .build = BuildDense,
     .vllm = {.renames = kQwen3VisionVllmNames,
              .every_stage = VllmTraits::EveryStage::kEmbedding},
@@ -322,6 +324,7 @@ extern const Family kQwen35 = {
 
 extern const Family kQwen35Moe = {
     .model_type = "qwen3_5_moe",
+    .transformers_class = "Qwen3_5MoeForConditionalGeneration",
     .build = BuildSparse,
     .vllm = {.renames = kQwen3VisionVllmNames,
              .every_stage = VllmTraits::EveryStage::kEmbedding},
@@ -333,6 +336,7 @@ extern const Family kQwen35Moe = {
 
 extern const Family kQwen35MoeText = {
     .model_type = "qwen3_5_moe_text",
+    .transformers_class = "Qwen3_5MoeForCausalLM",
     .build = BuildSparseText,
     .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
     .sglang = kSglangLanguage,
@@ -342,6 +346,7 @@ extern const Family kQwen35MoeText = {
 
 extern const Family kQwen35Text = {
     .model_type = "qwen3_5_text",
+    .transformers_class = "Qwen3_5ForCausalLM",
     .build = BuildDenseText,
     .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
     .sglang = kSglangLanguage,

@@ -31,6 +31,7 @@ void BuildWithVision(ConfigReader& config, Model& model) {
 
 extern const Family kQwen3Vl = {
     .model_type = "qwen3_vl",
+    .transformers_class = "Qwen3VLForConditionalGeneration",
     .build = BuildWithVision,
     .vllm = {.renames = kQwen3VisionVllmNames, .output_bias = false},
     .sglang = {.renames = kQwen3VisionSglangNames},

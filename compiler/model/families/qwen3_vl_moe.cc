@@ -46,6 +46,7 @@ void BuildWithVision(ConfigReader& config, Model& model) {
 
 extern const Family kQwen3VlMoe = {
     .model_type = "qwen3_vl_moe",
+    .transformers_class = "Qwen3VLMoeForConditionalGeneration",
     .build = BuildWithVision,
     .vllm = {.renames = kQwen3VisionVllmNames,
              .output_bias = false,
