@@ -335,6 +335,14 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
            Case{Param(std::string(kEmbedding) + ", " + kEmbedding),
                 "rules.json:2:57: error: parameter \"embed.weight\" stands "
                 "twice\n"},
+           Case{Param(R"({"name": "a.{layer}.b", "shape": [1],
+                          "role": "replicated"}, {"name": "a.1.b",
+                          "shape": [1], "role": "last_stage"})"),
+                "rules.json:2:50: error: parameter \"a.1.b\" stands twice\n"},
+           Case{Param(R"({"name": "a{layer}{expert}", "shape": [1, "hidden"],
+                          "role": "expert_up"})",
+                      R"(, "sizes": {"layers": 12, "experts": 11})"),
+                "rules.json:1:75: error: parameter \"a110\" stands twice\n"},
            Case{Param(kEmbedding, R"(, "vllm": {"every_stage": "end"})"),
                 "rules.json:1:48: error: vllm.every_stage is \"end\"; wanted "
                 "nothing, embedding, vocabulary or ends\n"},
