@@ -30,9 +30,9 @@ absl::Status JobHasErrors() {
   return absl::InvalidArgumentError("the job has errors");
 }
 
-Limits LimitsOf(const OptionsSpec& options,
-                const std::function<void(Limits&)>& change,
+Limits LimitsOf(const Job& job, const std::function<void(Limits&)>& change,
                 Diagnostics& diagnostics) {
+  const OptionsSpec& options = job.options;
   Limits limits = {
       .bucket_bytes = options.bucket_bytes.value,
       .fills_buckets = options.bucket_bytes.given,
@@ -45,6 +45,9 @@ Limits LimitsOf(const OptionsSpec& options,
       .scratch_bytes = options.scratch_bytes.value,
       // A rank that relays does not know what changed.
       .relays = !options.delta.value.enabled,
+      // Engines on the trainers' GPUs mostly sleep while these train, in memory
+      // that no other process can map.
+      .relays_directly = !job.colocated.value,
       .shape = {}};
   if (change) change(limits);
   if (limits.direct_pulls && limits.mapped != Mechanism::kDirect) {
@@ -185,6 +188,7 @@ struct Draft {
   size_t messages = 0;
   MostPeers most_peers;
   bool has_deltas = false;
+  bool relays_directly = false;  // as Limits'
 };
 
 // What all drafts of a job begin with.
@@ -197,8 +201,7 @@ struct Inputs {
 // None: the job has errors.
 std::optional<Inputs> ReadInputs(const Job& job, const CompileOptions& options,
                                  PassTimes& times, Diagnostics& diagnostics) {
-  const Limits limits =
-      LimitsOf(job.options, options.change_limits, diagnostics);
+  const Limits limits = LimitsOf(job, options.change_limits, diagnostics);
   std::optional<Model> model =
       times.Timed("read-model", [&] { return ReadModel(job, diagnostics); });
   if (!model.has_value()) return std::nullopt;
@@ -280,6 +283,10 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();
   draft.has_deltas = module.delta.has_value();
+  draft.relays_directly = std::any_of(
+      module.messages.begin(), module.messages.end(), [&](const Message& of) {
+        return of.mechanism == Mechanism::kDirect && module.IsRelay(of.source);
+      });
   if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
   return draft;
 }
@@ -356,6 +363,7 @@ class Contest {
     absl::StatusOr<Draft> draft =
         Drafted(job_, inputs_, limits, quiet_, unheard, diagnostics);
     if (!draft.ok()) return;
+    if (draft->relays_directly && !limits.relays_directly) return;
     const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
     if (!nanoseconds.ok() || !IsLess(*nanoseconds, kFasterPercent, least_)) {
       return;
@@ -413,14 +421,22 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   if (!draft.ok()) return draft.status();
   std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
-    if (!AllowsPeers(limits, draft->most_peers) && limits.relays) {
-      limits.by_rails = true;
+    const auto draft_anew = [&] {
       const CompileOptions quiet = {.print_after = options.print_after};
       PassTimes unheard(quiet);
-      Diagnostics of_rails;
-      absl::StatusOr<Draft> by_rails =
-          Drafted(job, *inputs, limits, quiet, unheard, of_rails);
-      if (by_rails.ok()) draft = std::move(by_rails);
+      Diagnostics unread;
+      absl::StatusOr<Draft> other =
+          Drafted(job, *inputs, limits, quiet, unheard, unread);
+      if (other.ok()) draft = std::move(other);
+    };
+    if (!AllowsPeers(limits, draft->most_peers) && limits.relays) {
+      limits.by_rails = true;
+      draft_anew();
+    }
+    // What does not fit into staging is stored by those that received it.
+    if (draft->relays_directly && !limits.relays_directly) {
+      limits.relays = false;
+      draft_anew();
     }
     Draft fastest =
         Contest(job, *inputs, limits, options, *std::move(draft)).Fastest();

@@ -418,6 +418,7 @@ struct Limits {
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;  // destination ranks may pass on what they received
+  bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).
   bool by_rails = false;
   RoundShape shape;
@@ -618,12 +619,15 @@ struct Module {
 };
 
 // How many consecutive rounds share no staging of a rank. What came in one
-// round is dealt out in the next; where hosts pass it on to hosts it may stay
-// longer.
+// round is dealt out in the next, while a rank that relays in stages may pack
+// what it sends in the one after that; where hosts pass it on to hosts it may
+// stay longer.
 inline int32_t StagingTurns(const Module& module) {
   const int32_t slots = module.limits.slots;
   if (module.stats.routes_between_hosts) return slots + kHeldRounds;
-  return module.stats.routes_flows ? std::max(slots, 2) : slots;
+  if (!module.stats.routes_flows) return slots;
+  const bool packs = module.MechanismOf(Route::kPeer) == Mechanism::kStaged;
+  return packs ? slots + 1 : std::max(slots, 2);
 }
 
 }  // namespace refit

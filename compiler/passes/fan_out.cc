@@ -239,10 +239,7 @@ void Distributor::HandOut(absl::Span<const Group> together) {
 
 absl::Status FanOut(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
-  // Engines on the trainers' GPUs mostly sleep while these train, in memory
-  // that processes cannot share: none could store into another's. Their bytes
-  // come from the trainers, whose memory they can map.
-  if (module.topology.colocated &&
+  if (!module.limits.relays_directly &&
       module.MechanismOf(Route::kPeer) == Mechanism::kDirect) {
     return absl::OkStatus();
   }

@@ -395,7 +395,7 @@ int64_t MessageBuilder::RelayedBucketBytes(const std::vector<Stream>& streams,
   const int64_t rounds = std::llround(std::sqrt(
       static_cast<double>(turns) * seconds / round.StartSeconds(per_round)));
   // A rank's staging of a round holds what it sends and what it receives.
-  const int64_t each_way = limits.staging_bytes / limits.slots / 2;
+  const int64_t each_way = limits.staging_bytes / StagingTurns(module_) / 2;
   const int64_t most = std::min(
       limits.bucket_bytes,
       each_way / per_round / kStagingAlignmentBytes * kStagingAlignmentBytes);

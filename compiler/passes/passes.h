@@ -94,7 +94,7 @@ absl::Status RouteFlows(const PassOptions& options, Module& module);
 
 // Lets receivers on a source's host that want the same piece pass it on: each
 // is sent a stripe of it, which it relays to the others there. Where that is
-// faster, and nothing casts on the way.
+// faster, nothing casts on the way, and `limits.relays_directly` allows it.
 //
 // Requires: route-flows.
 // Ensures:  a piece with `relays` has one destination; receivers and what they

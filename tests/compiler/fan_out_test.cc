@@ -216,19 +216,31 @@ TEST(FanOutTest, ReceiversPassOnAPartOfWhatTheBusiestSourcesSend) {
 // Engines that sleep beside their trainers hold memory that no other process
 // can map.
 TEST(FanOutTest, NothingIsRelayedToTheMemoryOfColocatedEngines) {
-  // Of five rows the busiest source holds two, which three others want.
-  const auto relayed = [](const std::string &more) {
-    return OpenJob(GenericJob(
-                       R"({"name": "w", "shape": [5, 12288], "dtype": "bf16"})",
-                       GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-                       SlowLinks(more)))
-        .body()
-        .stats()
-        ->relayed_bytes();
+  const auto direct_relays = [](const std::string &shape, int ranks,
+                                const std::string &more) {
+    const PlanFile plan = OpenJob(
+        GenericJob(absl::StrCat(R"({"name": "w", "dtype": "bf16", "shape": )",
+                                shape, "}"),
+                   GenericSide(ranks, "Shard(0)"),
+                   GenericSide(ranks, "Replicate"), SlowLinks(more)));
+    int64_t relays = 0;
+    for (uint32_t rank = plan.source_ranks(); rank < 2u * ranks; ++rank) {
+      for (const fb::Message *message : plan.messages().Of(rank)) {
+        const auto &round = *plan.body().rounds()->Get(message->round());
+        relays += message->kind() == fb::MessageKind::kSend &&
+                  round.mechanism() == fb::Mechanism::kDirect;
+      }
+    }
+    return relays;
   };
-  EXPECT_GT(relayed(R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0])"), 0u);
-  EXPECT_EQ(relayed(R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0]}, "colocated": true, "options": {)"),
-            0u);
+  // Of five rows the busiest source holds two, which three others want.
+  EXPECT_GT(direct_relays("[5, 12288]", 4,
+                          R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0])"),
+            0);
+  EXPECT_EQ(direct_relays("[5, 12288]", 4,
+                          R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0]},
+                             "colocated": true, "options": {)"),
+            0);
 }
 
 TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {

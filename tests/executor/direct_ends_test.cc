@@ -110,7 +110,10 @@ TEST(DirectEndsTest, RelaysMoveNothingBeside) {
     "destination": {"layout": "generic",
       "meshes": {"all": {"axes": {"x": 4}}},
       "tensors": [{"match": "*", "mesh": "all", "placements": ["Replicate"]}]},
-    "colocated": true})job");
+    "colocated": true})job",
+                                     /*config=*/"", [](Limits& limits) {
+                                       limits.relays_directly = true;
+                                     });
   const RankSchedule schedule(plan, 5);
   ASSERT_EQ(schedule.rounds()[0].route, fb::Route::kLocal);
   ASSERT_TRUE(PassesOn(plan, 5));
