@@ -143,8 +143,7 @@ struct TransformersTraits {
 
 struct Family {
   std::string_view model_type = "";  // of config.json
-  // Its class, by which "architectures" of config.json names it; "": that of
-  // another family.
+  // Its class in transformers; "": that of another family.
   std::string_view transformers_class = "";
   // Given a model of which `mtp` and `vision` are set, fills
   // `model.architecture` and `model.params`: a tower if `vision`,

@@ -77,9 +77,9 @@ struct Enclaves {
     return numbers;
   }
 
-  // What `sources` hold and `destinations` want. `parts`: as many times as
-  // many sources hold it, each of them in an enclave of its own. Whether one
-  // enclave has some of both.
+  // Adds what `sources` hold and `destinations` want. Of a folded job each of
+  // its `parts` has such sources. Returns whether one enclave has ranks of
+  // both.
   bool Add(const std::vector<Rank>& sources,
            const std::vector<Rank>& destinations, double bytes, int parts) {
     const std::vector<int32_t> from = Numbers(sources);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "compiler/passes/rounds.h"
+#include "tests/compiler/compile_testing.h"
 
 namespace refit {
 namespace {
@@ -184,6 +185,26 @@ TEST(ListRoundsTest, RandomMessagesComeBehindWhatFeedsThemAndHaveRoom) {
       EXPECT_LE(of.operations, module.limits.operations_per_round);
     }
   }
+}
+
+// Rank 13 deals out what came over the network, and sends what it packs in the
+// round after that.
+TEST(ListRoundsTest, WhatARankPacksDoesNotLieWhereItStillDeals) {
+  EXPECT_EQ(ErrorsOf(R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [500, 128], "dtype": "bf16"}]},
+    "source": {"layout": "generic",
+      "meshes": {"m": {"axes": {"a": 2, "b": 3}}},
+      "tensors": [{"match": "w", "mesh": "m",
+                   "placements": ["Shard(0)", "Shard(1)"]}]},
+    "destination": {"layout": "generic",
+      "meshes": {"m": {"axes": {"a": 2, "b": 4}}},
+      "tensors": [{"match": "w", "mesh": "m",
+                   "placements": ["Shard(1)", "Replicate"]}]},
+    "topology": {"hosts": [2, 2, 2, 2, 3, 3, 3, 2, 1, 3, 3, 2, 1, 1],
+                 "network_gigabytes_per_second": 0.1},
+    "options": {"peer": "staged", "bucket_bytes": 8192}})job"),
+            "");
 }
 
 }  // namespace

@@ -238,7 +238,7 @@ bool HasNumbersSideBySide(std::string_view pattern) {
                      IsOfNumber);
 }
 
-// The first layer of both; -1 of no layer.
+// Returns the first layer that both have, or -1 if neither has layers.
 std::optional<int32_t> CommonLayer(const Param& a, const Param& b) {
   if (a.index.empty() != b.index.empty()) return std::nullopt;
   if (a.index.empty()) return -1;
