@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -236,20 +235,6 @@ bool HasNumbersSideBySide(std::string_view pattern) {
          std::all_of(pattern.begin() + static_cast<ptrdiff_t>(first),
                      pattern.begin() + static_cast<ptrdiff_t>(second),
                      IsOfNumber);
-}
-
-// Returns the first layer that both have, or -1 if neither has layers.
-std::optional<int32_t> CommonLayer(const Param& a, const Param& b) {
-  if (a.index.empty() != b.index.empty()) return std::nullopt;
-  if (a.index.empty()) return -1;
-  const std::vector<int32_t>& others = b.index[0].numbers;
-  auto other = others.begin();
-  for (const int32_t layer : a.index[0].numbers) {
-    while (other != others.end() && *other < layer) ++other;
-    if (other == others.end()) return std::nullopt;
-    if (*other == layer) return layer;
-  }
-  return std::nullopt;
 }
 
 std::string Hint(std::string_view word,
@@ -966,28 +951,17 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
 // Names are compared one by one only of stacks that could have equal ones: a
 // model has millions of names.
 void RulesReader::CheckNoNameTwice() {
-  std::map<std::string, std::vector<const Rule*>> alike;
+  std::map<std::string, int> alike;  // how many have the pattern
   for (const Rule& rule : rules_) {
-    alike[WithoutNumbers(model_.params[rule.param].name)].push_back(&rule);
-  }
-  std::set<const Rule*> doubtful;
-  for (const auto& [name, rules] : alike) {
-    for (const Rule* rule : rules) {
-      const Param& param = model_.params[rule->param];
-      const bool meets =
-          std::any_of(rules.begin(), rules.end(), [&](const Rule* of) {
-            const Param& other = model_.params[of->param];
-            return of != rule && (other.name != param.name ||
-                                  CommonLayer(param, other).has_value());
-          });
-      if (meets || HasNumbersSideBySide(param.name)) doubtful.insert(rule);
-    }
+    ++alike[WithoutNumbers(model_.params[rule.param].name)];
   }
   std::vector<NamedTensor> tensors;
   for (const Rule& rule : rules_) {
     const Param& param = model_.params[rule.param];
+    const bool is_alone = alike.at(WithoutNumbers(param.name)) == 1 &&
+                          !HasNumbersSideBySide(param.name);
     std::vector<std::string> names = {param.FirstName()};
-    if (doubtful.contains(&rule)) names = MemberNames(param);
+    if (!is_alone) names = MemberNames(param);
     for (std::string& name : names) {
       tensors.push_back({.name = std::move(name),
                          .shape = {},
@@ -1000,14 +974,15 @@ void RulesReader::CheckNoNameTwice() {
 
 // Each layer has one param of a role; of plain modules any number.
 void RulesReader::CheckRolesOfLayers() {
+  std::map<std::pair<ParamRole, int32_t>, const Rule*> seen;
   for (const Rule& rule : rules_) {
     const Param& param = model_.params[rule.param];
     if (IsPlainModule(param.role)) continue;
-    for (const Rule* before = rules_.data(); before != &rule; ++before) {
-      const Param& other = model_.params[before->param];
-      if (other.role != param.role) continue;
-      const std::optional<int32_t> layer = CommonLayer(param, other);
-      if (!layer.has_value()) continue;
+    std::vector<int32_t> layers = {-1};
+    if (!param.index.empty()) layers = param.index[0].numbers;
+    for (const int32_t layer : layers) {
+      const auto [it, is_new] = seen.try_emplace({param.role, layer}, &rule);
+      if (is_new) continue;
       values_.Error(
           *rule.value,
           absl::StrFormat(
@@ -1015,8 +990,8 @@ void RulesReader::CheckRolesOfLayers() {
               "each once (column, row, replicated, first_stage and last_stage "
               "may stand often)",
               Quoted(param.name), WordOf(param.role),
-              *layer < 0 ? "" : absl::StrCat(" of layer ", *layer),
-              Quoted(other.name)));
+              layer < 0 ? "" : absl::StrCat(" of layer ", layer),
+              Quoted(model_.params[it->second->param].name)));
       break;
     }
   }
@@ -1024,16 +999,17 @@ void RulesReader::CheckRolesOfLayers() {
 
 void RulesReader::CheckJoined() {
   for (const JoinedRoles& together : kJoined) {
-    std::vector<const Param*> before;
+    std::map<int32_t, const Rule*> first;
     for (const ParamRole role : together.roles) {
       for (const Rule& rule : rules_) {
         const Param& param = model_.params[rule.param];
         if (param.role != role) continue;
-        const auto begin = static_cast<ptrdiff_t>(together.from_dim);
-        for (const Param* other : before) {
+        for (const int32_t layer : param.index[0].numbers) {
+          const auto [it, is_new] = first.try_emplace(layer, &rule);
+          const Param& other = model_.params[it->second->param];
+          const auto begin = static_cast<ptrdiff_t>(together.from_dim);
           if (std::equal(param.shape.begin() + begin, param.shape.end(),
-                         other->shape.begin() + begin, other->shape.end()) ||
-              !CommonLayer(param, *other).has_value()) {
+                         other.shape.begin() + begin, other.shape.end())) {
             continue;
           }
           values_.Error(
@@ -1042,52 +1018,45 @@ void RulesReader::CheckJoined() {
                   "parameter %s has %d x %d elements, and %s, which frameworks "
                   "join with it, %d x %d; wanted equal %s",
                   Quoted(param.name), param.shape[0], param.shape[1],
-                  Quoted(other->name), other->shape[0], other->shape[1],
+                  Quoted(other.name), other.shape[0], other.shape[1],
                   together.from_dim == 0 ? "shapes" : "columns"));
           return;
         }
-        before.push_back(&param);
       }
     }
   }
 }
 
 void RulesReader::CheckCompanions() {
+  using RuleOfLayer = std::map<int32_t, const Rule*>;
   const auto layers_of = [&](ParamRole role) {
-    std::vector<int32_t> layers;
+    RuleOfLayer layers;
     for (const Rule& rule : rules_) {
       const Param& param = model_.params[rule.param];
       if (param.role != role) continue;
-      const std::vector<int32_t>& numbers = param.index[0].numbers;
-      layers.insert(layers.end(), numbers.begin(), numbers.end());
+      for (const int32_t layer : param.index[0].numbers) layers[layer] = &rule;
     }
-    std::sort(layers.begin(), layers.end());
     return layers;
   };
-  const auto check = [&](ParamRole role, ParamRole other) {
-    const std::vector<int32_t> have = layers_of(role), want = layers_of(other);
-    std::vector<int32_t> without;
-    std::set_difference(have.begin(), have.end(), want.begin(), want.end(),
-                        std::back_inserter(without));
-    if (without.empty()) return;
-    const auto rule =
-        std::find_if(rules_.begin(), rules_.end(), [&](const Rule& of) {
-          const Param& param = model_.params[of.param];
-          return param.role == role &&
-                 std::binary_search(param.index[0].numbers.begin(),
-                                    param.index[0].numbers.end(), without[0]);
-        });
-    values_.Error(*rule->value,
-                  absl::StrFormat("layer %d has the role %s and no %s; wanted "
-                                  "both",
-                                  without[0], WordOf(role), WordOf(other)));
+  const auto check = [&](const RuleOfLayer& have, const RuleOfLayer& want,
+                         ParamRole role, ParamRole other) {
+    for (const auto& [layer, rule] : have) {
+      if (want.contains(layer)) continue;
+      values_.Error(*rule->value,
+                    absl::StrFormat("layer %d has the role %s and no %s; "
+                                    "wanted both",
+                                    layer, WordOf(role), WordOf(other)));
+      return;
+    }
   };
   for (const auto& [role, of_heads, both] : kCompanions) {
     const bool is_latent =
         role == kAttentionOutput && architecture().latent.has_value();
     const ParamRole other = is_latent ? kKeyValueUp : of_heads;
-    check(role, other);
-    if (both && !layers_of(role).empty()) check(other, role);
+    const RuleOfLayer of_role = layers_of(role);
+    const RuleOfLayer of_other = layers_of(other);
+    check(of_role, of_other, role, other);
+    if (both && !of_role.empty()) check(of_other, of_role, other, role);
   }
 }
 
