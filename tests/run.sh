@@ -6,7 +6,7 @@
 # usage: tests/run.sh [PART…]     default: release
 #
 # parts: release, asan (with ubsan), tsan (the executor), dev: presets
-#        fuzz: 30 s of each fuzzer, 10 in `all`    wheels: built as a release ships them
+#        fuzz: 30 s of each fuzzer    wheels: built as a release ships them
 #        frameworks: an RL loop of 30 steps, then the frameworks' own packages, 20 GB under build/; by hand
 #        all: release wheels asan fuzz tsan, which CI runs. Here release leaves to asan the test binaries that do the same
 #             there, and tsan takes the libraries without threads from release.
@@ -160,7 +160,7 @@ for part in "${parts[@]}"; do
     wheels) if [ "$leave" = OFF ]; then beside wheels tests/wheels.sh; fi ;;
     fuzz)
       step "$part"
-      if [ "$leave" = ON ]; then tests/fuzz.sh 10; else tests/fuzz.sh; fi
+      "tests/$part.sh"
       ;;
     release | tsan)
       end_beside

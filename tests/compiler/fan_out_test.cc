@@ -216,15 +216,12 @@ TEST(FanOutTest, ReceiversPassOnAPartOfWhatTheBusiestSourcesSend) {
 // Engines that sleep beside their trainers hold memory that no other process
 // can map.
 TEST(FanOutTest, NothingIsRelayedToTheMemoryOfColocatedEngines) {
-  const auto direct_relays = [](const std::string &shape, int ranks,
-                                const std::string &more) {
+  const auto direct_relays = [](const std::string &job, bool allowed) {
     const PlanFile plan = OpenJob(
-        GenericJob(absl::StrCat(R"({"name": "w", "dtype": "bf16", "shape": )",
-                                shape, "}"),
-                   GenericSide(ranks, "Shard(0)"),
-                   GenericSide(ranks, "Replicate"), SlowLinks(more)));
+        job, [&](Limits &limits) { limits.relays_directly = allowed; });
     int64_t relays = 0;
-    for (uint32_t rank = plan.source_ranks(); rank < 2u * ranks; ++rank) {
+    for (auto rank = static_cast<uint32_t>(plan.source_ranks());
+         rank < plan.body().programs()->size(); ++rank) {
       for (const fb::Message *message : plan.messages().Of(rank)) {
         const auto &round = *plan.body().rounds()->Get(message->round());
         relays += message->kind() == fb::MessageKind::kSend &&
@@ -233,14 +230,35 @@ TEST(FanOutTest, NothingIsRelayedToTheMemoryOfColocatedEngines) {
     }
     return relays;
   };
-  // Of five rows the busiest source holds two, which three others want.
-  EXPECT_GT(direct_relays("[5, 12288]", 4,
-                          R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0])"),
-            0);
-  EXPECT_EQ(direct_relays("[5, 12288]", 4,
-                          R"(, "hosts": [0, 0, 0, 0, 0, 0, 0, 0]},
-                             "colocated": true, "options": {)"),
-            0);
+  const auto colocated = [](const std::string &source, int ranks,
+                            const std::string &hosts,
+                            const std::string &options) {
+    return GenericJob(
+        R"({"name": "w", "shape": [1024, 640], "dtype": "bf16"},
+           {"name": "v", "shape": [64, 2], "dtype": "bf16"})",
+        source, GenericSide(ranks, "Replicate"),
+        SlowLinks(absl::StrCat(R"(, "hosts": [)", hosts,
+                               R"(]}, "colocated": true, "options": {)",
+                               options)));
+  };
+  // One source holds what three others want.
+  const std::string one_host = colocated(
+      R"json({"layout": "generic",
+          "meshes": {"one": {"axes": {"x": 1}}, "all": {"axes": {"x": 4}}},
+          "tensors": [
+            {"match": "w", "mesh": "one", "placements": ["Shard(0)"]},
+            {"match": "v", "mesh": "all", "placements": ["Shard(0)"]}]})json",
+      4, "0, 0, 0, 0, 0, 0, 0, 0", "");
+  // Staging has no room to pass on what the network brings.
+  const std::string two_hosts = colocated(
+      GenericSide(16, "Shard(0)"), 16,
+      "0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, "
+      "0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1",
+      R"("bucket_bytes": 4096, "staging_bytes": 8192)");
+  for (const std::string &job : {one_host, two_hosts}) {
+    EXPECT_GT(direct_relays(job, true), 0) << job;
+    EXPECT_EQ(direct_relays(job, false), 0) << job;
+  }
 }
 
 TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {
