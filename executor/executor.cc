@@ -289,15 +289,18 @@ absl::StatusOr<BoundRounds> Executor::PrepareRounds(
   absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
       options_.device->Prepare(copies->table, copies->batches);
   if (!prepared.ok()) return prepared.status();
-  return BoundRounds{.operations = std::move(copies->operations),
-                     .copies = *std::move(prepared),
-                     .fused = std::move(copies->fused),
-                     .direct_ends = ListDirectEnds(plan_, options_.rank,
-                                                   *schedule_, bound_->peers),
-                     .pulled_ends = ListDirectEnds(plan_, options_.rank,
-                                                   *schedule_, bound_->peers,
-                                                   /*pulls=*/true),
-                     .delta = std::move(delta)};
+  BoundRounds rounds{
+      .operations = std::move(copies->operations),
+      .copies = *std::move(prepared),
+      .fused = std::move(copies->fused),
+      .direct_ends =
+          ListDirectEnds(plan_, options_.rank, *schedule_, bound_->peers),
+      .pulled_ends = ListDirectEnds(plan_, options_.rank, *schedule_,
+                                    bound_->peers, /*pulls=*/true),
+      .delta = std::move(delta)};
+  const absl::Status status = enqueuer_->Prepare(rounds);
+  if (!status.ok()) return status;
+  return rounds;
 }
 
 absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
@@ -619,7 +622,8 @@ absl::Status Executor::PrepareCheck(Deadline deadline) {
         plan_, options_.rank, *schedule_, *options_.device, bound_->entries,
         ListArrivals(plan_, options_.rank, *schedule_, bound_->peers));
     made = check.status();
-    if (check.ok()) bound_->check = *std::move(check);
+    if (check.ok()) made = enqueuer_->PrepareCheck(**check);
+    if (made.ok()) bound_->check = *std::move(check);
   }
   // Each time: a rank that alone bound anew has to make its own again.
   HandshakeRecord record = Record(HandshakeStage::kCheck);

@@ -8,8 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "control/waiting.h"
-#include "executor/direct_steps.h"
-#include "executor/nvtx.h"
 
 namespace refit {
 namespace {
@@ -24,27 +22,6 @@ DeviceUse AtMost(uint32_t multiprocessors) {
 
 }  // namespace
 
-struct RefitEnqueuer::TimedPart {
-  std::unique_ptr<DeviceTimer> timer;  // null: rounds are not timed
-  bool is_used = false;                // by the last refit
-};
-
-struct RefitEnqueuer::RoundEvents {
-  RoundRangeText range_text;
-  std::unique_ptr<DeviceEvent> packed;
-  std::unique_ptr<DeviceEvent> exchanged;
-  std::unique_ptr<DeviceEvent> unpacked;
-  std::unique_ptr<DeviceEvent> stored;  // by peers, in rounds before it
-  TimedPart pack;
-  TimedPart move;
-  TimedPart unpack;
-};
-
-struct RefitEnqueuer::QuantizeEvents {
-  std::unique_ptr<DeviceEvent> may_begin;
-  std::unique_ptr<DeviceEvent> done;
-};
-
 RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
                              const ExecutorOptions& options, bool has_deltas,
                              uint32_t direct_multiprocessors)
@@ -58,86 +35,185 @@ RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
       has_deltas_(has_deltas),
       graph_(std::make_shared<RefitGraph>()),
       direct_multiprocessors_(direct_multiprocessors) {
+  for (const RoundWork& work : schedule.rounds()) {
+    range_texts_.emplace_back(work.index, work.route, work.mechanism);
+  }
   transport_.OnBreak([graph = graph_] { graph->Drop(); });
 }
 
 RefitEnqueuer::~RefitEnqueuer() { graph_->Drop(); }
 
 absl::Status RefitEnqueuer::CreateStreams() {
+  absl::Status status;
   const auto make = [&](auto& target, auto made) {
     if (made.ok()) target = *std::move(made);
-    return made.status();
+    status.Update(made.status());
   };
-  absl::Status status = make(pack_stream_, device_.CreateStream());
-  status.Update(make(unpack_stream_, device_.CreateStream()));
-  if (schedule_.SharesGpu()) {
-    status.Update(make(beside_stream_, device_.CreateStream()));
-    status.Update(make(moved_beside_, device_.CreateEvent()));
-  }
-  status.Update(make(started_, device_.CreateEvent()));
-  status.Update(make(ended_, device_.CreateEvent()));
-  if (times_rounds_) status.Update(make(origin_, device_.CreateTimer()));
+  const auto make_lane = [&](Lane lane) {
+    make(streams_[static_cast<size_t>(lane)], device_.CreateStream());
+  };
+  make_lane(Lane::kPack);
+  make_lane(Lane::kUnpack);
+  if (schedule_.SharesGpu()) make_lane(Lane::kBeside);
+  if (!schedule_.quantizes().empty()) make_lane(Lane::kQuantize);
+  make(lane_ended_, device_.CreateEvent());
+  make(ended_, device_.CreateEvent());
+  if (times_rounds_) make(origin_, device_.CreateTimer());
   if (has_deltas_) {
-    status.Update(make(count_stream_, device_.CreateStream()));
-    status.Update(make(counted_, device_.CreateEvent()));
-    status.Update(make(move_timer_, device_.CreateTimer()));
-    status.Update(make(keep_timer_, device_.CreateTimer()));
-    status.Update(ReserveTimes());
-  }
-  quantize_events_.clear();
-  if (!schedule_.quantizes().empty()) {
-    status.Update(make(quantize_stream_, device_.CreateStream()));
-  }
-  for (size_t i = 0; i < schedule_.quantizes().size(); ++i) {
-    QuantizeEvents& events = quantize_events_.emplace_back();
-    status.Update(make(events.may_begin, device_.CreateEvent()));
-    status.Update(make(events.done, device_.CreateEvent()));
-  }
-  events_.clear();
-  for (const RoundWork& work : schedule_.rounds()) {
-    RoundEvents& events = events_.emplace_back();
-    events.range_text = RoundRangeText(work.index, work.route, work.mechanism);
-    if (times_rounds_) {
-      status.Update(make(events.move.timer, device_.CreateTimer()));
-    }
-    if (work.mechanism == fb::Mechanism::kDirect) continue;
-    if (times_rounds_) {
-      status.Update(make(events.pack.timer, device_.CreateTimer()));
-      status.Update(make(events.unpack.timer, device_.CreateTimer()));
-    }
-    status.Update(make(events.exchanged, device_.CreateEvent()));
-    if (work.relays_stored) {
-      status.Update(make(events.stored, device_.CreateEvent()));
-    }
-    if (work.pack_batch.has_value()) {
-      status.Update(make(events.packed, device_.CreateEvent()));
-    }
-    if (work.unpack_batch.has_value()) {
-      status.Update(make(events.unpacked, device_.CreateEvent()));
-    }
+    make(count_stream_, device_.CreateStream());
+    make(came_here_, device_.CreateEvent());
+    make(counted_, device_.CreateEvent());
+    make(find_timer_, device_.CreateTimer());
   }
   return status;
 }
 
-// For as many parts as a refit can have.
-absl::Status RefitEnqueuer::ReserveTimes() {
-  size_t staged = 0;
-  size_t direct = 0;
-  for (const RoundWork& work : schedule_.rounds()) {
-    ++(work.mechanism == fb::Mechanism::kDirect ? direct : staged);
+absl::Status RefitEnqueuer::Prepare(BoundRounds& rounds) {
+  absl::Status status;
+  for (const bool stores : {true, false}) {
+    rounds.programs.push_back(ListProgram(rounds, stores,
+                                          /*digests=*/std::nullopt,
+                                          /*check=*/nullptr));
+    status.Update(ReserveFor(rounds.programs.back()));
   }
-  absl::Status status = find_time_.Reserve(1, device_);
-  status.Update(encode_time_.Reserve(staged, device_));
-  status.Update(wire_time_.Reserve(staged + direct * kDirectSteps, device_));
-  status.Update(apply_time_.Reserve(staged, device_));
   return status;
 }
 
 void RefitEnqueuer::Bind(BoundRounds rounds) {
   check_ = nullptr;
+  program_ = nullptr;
   DropGraph();
   rounds_ = std::move(rounds);
   Record();
+}
+
+absl::Status RefitEnqueuer::PrepareCheck(const StateCheck& check) {
+  absl::Status status;
+  program_ = nullptr;
+  std::erase_if(rounds_.programs,
+                [](const RefitProgram& program) { return program.checks; });
+  for (const bool stores : {true, false}) {
+    for (const auto& digests :
+         {std::optional(check.digests()), std::optional<StepDigests>()}) {
+      // Encoding and applying take all of the GPU, which other rounds do not.
+      if (!digests.has_value() && rounds_.delta.staged == nullptr) continue;
+      rounds_.programs.push_back(ListProgram(rounds_, stores, digests, &check));
+      status.Update(ReserveFor(rounds_.programs.back()));
+    }
+  }
+  return status;
+}
+
+RefitProgram RefitEnqueuer::ListProgram(const BoundRounds& rounds, bool stores,
+                                        std::optional<StepDigests> digests,
+                                        const StateCheck* check) const {
+  const FusedBatches& fused = rounds.fused;
+  RefitProgram program;
+  program.stores = stores;
+  program.checks = check != nullptr;
+  program.digests_beside = digests.has_value();
+  // A check reads what goes through scratch.
+  program.pulls = check == nullptr || !check->DigestsScratch();
+  if (program.pulls) {
+    program.batches = stores ? &FusedBatches::fused : &FusedBatches::bounded;
+  } else if (stores) {
+    program.batches = &FusedBatches::checked;
+  }
+  // Digests take rounds in their order.
+  program.moves_beside =
+      check == nullptr && device_.CopiesInBulk() &&
+      std::any_of(rounds.direct_ends.begin(), rounds.direct_ends.end(),
+                  [](const DirectEnds& ends) { return ends.beside; });
+  StepChoices choices = {.moves_beside = program.moves_beside,
+                         .digests = digests,
+                         .digests_rest = program.checks,
+                         .keeps = rounds.delta.staged != nullptr};
+  if (program.batches != nullptr) {
+    choices.is_idle = (fused.*program.batches).is_idle;
+  }
+  if (program.pulls) {
+    choices.read_sources = fused.read_sources;
+    choices.readers = fused.readers;
+  }
+  const std::vector<DirectEnds>& ends =
+      program.pulls ? rounds.pulled_ends : rounds.direct_ends;
+  program.steps = ListSteps(schedule_, ends, choices);
+  program.is_awaited.resize(program.steps.size());
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    const Step& step = program.steps[i];
+    if (step.kind == StepKind::kJoin) program.join = i;
+    for (const uint32_t other : step.after) program.is_awaited[other] = true;
+    program.is_timed.push_back(Times(step, ends));
+  }
+  return program;
+}
+
+bool RefitEnqueuer::Times(const Step& step,
+                          absl::Span<const DirectEnds> ends) const {
+  switch (step.kind) {
+    case StepKind::kPack:
+    case StepKind::kExchange:
+    case StepKind::kUnpack:
+      return times_rounds_ || has_deltas_;
+    case StepKind::kZero:
+    case StepKind::kJoin:
+    case StepKind::kKeep:
+      return has_deltas_;
+    case StepKind::kGrant:
+    case StepKind::kAwaitGrants:
+    case StepKind::kMove:
+    case StepKind::kProgress:
+    case StepKind::kFinish:
+    case StepKind::kAwaitFinishes:
+      return (has_deltas_ && step.kind == StepKind::kMove) ||
+             (times_rounds_ && step.round != kNoRound &&
+              ends[step.round].is_timed);
+    case StepKind::kQuantize:
+    case StepKind::kDigest:
+    case StepKind::kDigestRest:
+    case StepKind::kHooks:
+      return false;
+  }
+  return false;
+}
+
+absl::Status RefitEnqueuer::ReserveFor(const RefitProgram& program) {
+  const size_t steps = program.steps.size();
+  if (events_.size() < steps) {
+    events_.resize(steps);
+    timers_.resize(steps);
+  }
+  absl::Status status;
+  const auto make = [&](auto& target, auto made) {
+    if (made.ok()) target = *std::move(made);
+    status.Update(made.status());
+  };
+  for (size_t i = 0; i < steps; ++i) {
+    if (program.is_awaited[i] && events_[i] == nullptr) {
+      make(events_[i], device_.CreateEvent());
+    }
+    if (program.is_timed[i] && timers_[i] == nullptr) {
+      make(timers_[i], device_.CreateTimer());
+    }
+  }
+  return status;
+}
+
+const RefitProgram& RefitEnqueuer::ChooseProgram() const {
+  // Few multiprocessors store faster from scratch, in bulk.
+  const bool stores =
+      direct_multiprocessors_ == 0 || !rounds_.fused.in_peer_rounds;
+  const bool checks = check_ != nullptr;
+  // The rung is all ranks': a rank that codes nothing itself may exchange parts
+  // of rounds with one that does.
+  const StagedDeltas* const staged = rounds_.delta.staged.get();
+  const bool codes = staged != nullptr && staged->rung() < staged->rungs();
+  return *std::find_if(rounds_.programs.begin(), rounds_.programs.end(),
+                       [&](const RefitProgram& program) {
+                         return program.stores == stores &&
+                                program.checks == checks &&
+                                program.digests_beside == (checks && !codes);
+                       });
 }
 
 void RefitEnqueuer::DropGraph() {
@@ -149,32 +225,21 @@ void RefitEnqueuer::Record() {
   if (!records_ || is_recorded_) return;
   is_recorded_ = true;
   recorded_multiprocessors_ = direct_multiprocessors_;
-  Choose(/*digests_scratch=*/false);
+  program_ = &ChooseProgram();
   const uint64_t drops = graph_->Drops();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
-      device_.Record([&](Stream recorded) { return EnqueueRounds(recorded); });
-  moves_beside_ = false;
+      device_.Record([&](Stream recorded) {
+        return EnqueueSteps(0, program_->join + 1, recorded);
+      });
   recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph), drops);
-}
-
-// What the next refit of a plan with deltas needs.
-absl::Status RefitEnqueuer::EnqueueAfter(Stream stream) {
-  const DeltaRounds& delta = rounds_.delta;
-  if (delta.compares && IsCoded() && delta.staged->ChangedLittle()) {
-    return delta.staged->EnqueueKeep(stream);
-  }
-  return EnqueueBatch(delta.after, stream);
 }
 
 absl::Status RefitEnqueuer::Enqueue(Stream stream,
                                     const RefitOptions& options) {
   check_ = options.check;
-  unpacked_ = nullptr;
+  enqueued_ = 0;
   counters_ = {};
-  encode_time_.Restart();
-  wire_time_.Restart();
-  apply_time_.Restart();
   direct_multiprocessors_ = options.direct_multiprocessors;
   is_delta_ = options.rung.has_value();
   StagedDeltas* const staged = rounds_.delta.staged.get();
@@ -186,14 +251,9 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
   is_captured_ = *capturing;
-  is_timed_ = times_rounds_ && !is_captured_;
-  absl::Status status;
-  if (is_timed_) status = StartTiming(stream);
-  if (!status.ok()) return status;
+  absl::Status status = StartTiming(stream);
   // They use the same staging. A graph may not wait for what is outside of it.
-  if (options.in_flight && !*capturing) status = ended_->Await(stream);
-  if (!status.ok()) return status;
-  if (staged != nullptr) status = move_timer_->Start(stream);
+  if (options.in_flight && !is_captured_) status.Update(ended_->Await(stream));
   if (!status.ok()) return status;
   // What is recorded digests nothing.
   const bool launches = records_ && !is_captured_ && check_ == nullptr;
@@ -201,52 +261,25 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
     if (direct_multiprocessors_ != recorded_multiprocessors_) DropGraph();
     Record();
   }
-  Choose(check_ != nullptr && check_->DigestsScratch());
-  if (check_ != nullptr) {
-    status.Update(check_->Begin(stream));
-    status.Update(EnqueueDigests(/*arrivals=*/0, stream));
+  program_ = &ChooseProgram();
+  counters_.fused_elements =
+      (program_->stores ? rounds_.fused.stored_elements : 0) +
+      (program_->pulls ? rounds_.fused.pulled_elements : 0);
+  if (check_ != nullptr) status = check_->Begin(stream);
+  size_t begin = 0;
+  if (status.ok() && launches && graph_->IsSet()) {
+    status = Launch(stream);
+    begin = program_->join + 1;
   }
-  if (!status.ok()) return status;
-  status = launches && graph_->IsSet() ? Launch(stream) : EnqueueRounds(stream);
-  if (staged != nullptr) status.Update(move_timer_->Stop(stream));
-  if (status.ok() && check_ != nullptr) status = check_->End(stream);
-  if (staged != nullptr && status.ok()) {
-    status.Update(keep_timer_->Start(stream));
-    status.Update(EnqueueAfter(stream));
-    status.Update(keep_timer_->Stop(stream));
-  }
-  // Nobody writes or reads the rank's tensors any more: the last direct round
-  // awaited the peers that did.
-  if (status.ok()) {
-    status = rounds_.copies->Enqueue(RankSchedule::kHookBatch, stream);
-  }
+  // The own post-hooks are the last step: nobody writes or reads the rank's
+  // tensors any more, for the last direct round awaited the peers that did.
+  if (status.ok()) status = EnqueueSteps(begin, program_->steps.size(), stream);
   if (!status.ok()) {
     if (Fence* const fence = transport_.fence()) fence->Withdraw();
     return status;
   }
-  check_ = nullptr;
-  moves_beside_ = false;
   CountMessages();
-  return *capturing ? absl::OkStatus() : ended_->Record(stream);
-}
-
-void RefitEnqueuer::Choose(bool digests_scratch) {
-  const FusedBatches& fused = rounds_.fused;
-  pulls_ = !digests_scratch;
-  // Few multiprocessors store faster from scratch, in bulk.
-  const bool stores = direct_multiprocessors_ == 0 || !fused.in_peer_rounds;
-  if (pulls_) {
-    choice_ = stores ? &fused.fused : &fused.bounded;
-  } else {
-    choice_ = stores ? &fused.checked : nullptr;
-  }
-  // Digests take rounds in their order.
-  moves_beside_ =
-      check_ == nullptr && device_.CopiesInBulk() &&
-      std::any_of(rounds_.direct_ends.begin(), rounds_.direct_ends.end(),
-                  [](const DirectEnds& e) { return e.beside; });
-  counters_.fused_elements = (stores ? fused.stored_elements : 0) +
-                             (pulls_ ? fused.pulled_elements : 0);
+  return is_captured_ ? absl::OkStatus() : ended_->Record(stream);
 }
 
 absl::Status RefitEnqueuer::Launch(Stream stream) {
@@ -257,163 +290,204 @@ absl::Status RefitEnqueuer::Launch(Stream stream) {
   return status;
 }
 
-void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
-  if (moves_beside_) (void)AwaitBeside(stream);
-  for (const QuantizeEvents& events : quantize_events_) {
-    (void)events.done->Await(stream);
+Stream RefitEnqueuer::StreamOf(Lane lane, Stream main) const {
+  switch (lane) {
+    case Lane::kMain:
+      return main;
+    case Lane::kDigest:
+      return check_->stream();
+    default:
+      return streams_[static_cast<size_t>(lane)]->get();
   }
-  if (StateCheck* const check = std::exchange(check_, nullptr)) {
-    check->Await(stream);
+}
+
+void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
+  if (program_ == nullptr) return;
+  std::array<bool, kLanes> awaited = {true};  // the main lane is `stream`
+  for (size_t i = 0; i < enqueued_; ++i) {
+    const Lane lane = program_->steps[i].lane;
+    if (std::exchange(awaited[static_cast<size_t>(lane)], true)) continue;
+    (void)lane_ended_->Record(StreamOf(lane, stream));
+    (void)lane_ended_->Await(stream);
   }
 }
 
 absl::Status RefitEnqueuer::StartTiming(Stream stream) {
-  for (RoundEvents& events : events_) {
-    for (TimedPart* part : {&events.pack, &events.move, &events.unpack}) {
-      part->is_used = false;
-    }
-  }
+  if (!times_rounds_ || is_captured_) return absl::OkStatus();
   origin_seconds_ =
       std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
   return origin_->Start(stream);
 }
 
-absl::Status RefitEnqueuer::Start(TimedPart& part, Stream stream) {
-  if (!is_timed_) return absl::OkStatus();
-  part.is_used = true;
-  return part.timer->Start(stream);
-}
-
-absl::Status RefitEnqueuer::Stop(TimedPart& part, Stream stream) {
-  return is_timed_ ? part.timer->Stop(stream) : absl::OkStatus();
-}
-
-absl::StatusOr<TimeSpan> RefitEnqueuer::SpanOf(const TimedPart& part) const {
-  if (!part.is_used) return TimeSpan();
-  const absl::StatusOr<double> after = part.timer->SecondsAfter(*origin_);
-  const absl::StatusOr<double> seconds = part.timer->Seconds();
-  if (!after.ok()) return after.status();
-  if (!seconds.ok()) return seconds.status();
-  const double begin = origin_seconds_ + *after;
-  return TimeSpan{.begin = begin, .end = begin + *seconds};
-}
-
-absl::Status RefitEnqueuer::EnqueueRounds(Stream stream) {
-  quantizes_enqueued_ = 0;
-  absl::Status status =
-      rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
-  status.Update(ForkStreams(stream));
-  for (size_t i = 0; i < schedule_.rounds().size(); ++i) {
-    status.Update(EnqueueQuantizes(i, stream));
-    if (!status.ok()) return status;
-    const RoundWork& work = schedule_.rounds()[i];
-    const ProfilerRange range(events_[i].range_text);
-    status = AwaitQuantized(i, stream);
-    if (!status.ok()) return status;
-    status =
-        work.mechanism == fb::Mechanism::kDirect
-            ? EnqueueDirect(i, IsBeside(i) ? beside_stream_->get() : stream)
-            : EnqueueStaged(i, stream);
-    if (status.ok()) status = EnqueueDigests(ArrivalsUntil(i), stream);
-    if (!status.ok()) return status;
-  }
-  status.Update(EnqueueQuantizes(schedule_.rounds().size(), stream));
-  if (status.ok() && pulls_) status = EnqueuePulls(stream);
-  status.Update(JoinStreams(stream));
-  return status;
-}
-
-// Only streams that will be waited for: one that is not would be left open when
-// the caller's stream is captured.
-absl::Status RefitEnqueuer::ForkStreams(Stream stream) {
-  absl::Status status = started_->Record(stream);
-  if (schedule_.Packs()) status.Update(started_->Await(pack_stream_->get()));
-  if (schedule_.Unpacks()) {
-    status.Update(started_->Await(unpack_stream_->get()));
-  }
-  if (!quantize_events_.empty() &&
-      LastLaunch(quantize_events_.size() - 1).has_value()) {
-    status.Update(started_->Await(quantize_stream_->get()));
-  }
-  if (moves_beside_) status.Update(started_->Await(beside_stream_->get()));
-  return status;
-}
-
-absl::Status RefitEnqueuer::JoinStreams(Stream stream) {
-  absl::Status status;
-  for (const RoundEvents& events : events_) {
-    if (events.unpacked != nullptr) {
-      status.Update(events.unpacked->Await(stream));
+absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
+                                         Stream main) {
+  // A round's steps are beside each other.
+  std::optional<ProfilerRange> range;
+  uint32_t round = kNoRound;
+  for (size_t i = begin; i < end; ++i) {
+    const Step& step = program_->steps[i];
+    if (step.round != round) {
+      range.reset();
+      if (step.round != kNoRound) range.emplace(range_texts_[step.round]);
+      round = step.round;
     }
-  }
-  if (!quantize_events_.empty()) {
-    status.Update(AwaitLaunch(quantize_events_.size() - 1, stream));
-  }
-  if (moves_beside_) status.Update(AwaitBeside(stream));
-  return status;
-}
-
-absl::Status RefitEnqueuer::AwaitBeside(Stream stream) {
-  const absl::Status status = moved_beside_->Record(beside_stream_->get());
-  return status.ok() ? moved_beside_->Await(stream) : status;
-}
-
-std::optional<size_t> RefitEnqueuer::LastLaunch(size_t launch) const {
-  if (choice_ == nullptr || choice_->is_idle.empty()) return launch;
-  for (size_t i = launch + 1; i-- > 0;) {
-    if (!choice_->is_idle[i]) return i;
-  }
-  return std::nullopt;
-}
-
-// A graph may not wait for an event that the refit does not record.
-absl::Status RefitEnqueuer::AwaitLaunch(size_t launch, Stream stream) {
-  const std::optional<size_t> last = LastLaunch(launch);
-  return last.has_value() ? quantize_events_[*last].done->Await(stream)
-                          : absl::OkStatus();
-}
-
-// What read or wrote the memory before is over: packing, sends, stores from
-// scratch and peers' reads of it come before a point of the caller's stream,
-// like what comes into scratch; unpacking has a stream of its own.
-absl::Status RefitEnqueuer::EnqueueQuantizes(size_t rounds_before,
-                                             Stream stream) {
-  const std::vector<QuantizeLaunch>& launches = schedule_.quantizes();
-  absl::Status status;
-  while (quantizes_enqueued_ < launches.size() &&
-         launches[quantizes_enqueued_].after == rounds_before) {
-    if (LastLaunch(quantizes_enqueued_) != quantizes_enqueued_) {
-      ++quantizes_enqueued_;
-      continue;
+    const Clock::time_point start = Clock::now();
+    const Stream stream = StreamOf(step.lane, main);
+    DeviceTimer* const timer =
+        program_->is_timed[i] && !is_captured_ ? timers_[i].get() : nullptr;
+    absl::Status status;
+    for (const uint32_t other : step.after) {
+      status.Update(events_[other]->Await(stream));
     }
-    const QuantizeEvents& events = quantize_events_[quantizes_enqueued_];
-    const Stream quantize = quantize_stream_->get();
-    status.Update(events.may_begin->Record(stream));
-    status.Update(events.may_begin->Await(quantize));
-    for (size_t round = rounds_before; round-- > 0;) {
-      if (events_[round].unpacked == nullptr) continue;
-      status.Update(events_[round].unpacked->Await(quantize));
+    enqueued_ = i + 1;
+    if (timer != nullptr) status.Update(timer->Start(stream));
+    if (status.ok()) status = EnqueueStep(step, stream);
+    if (timer != nullptr) status.Update(timer->Stop(stream));
+    if (program_->is_awaited[i]) status.Update(events_[i]->Record(stream));
+    if (!status.ok()) return status;
+    if (step.round == kNoRound) continue;
+    (step.kind == StepKind::kPack     ? counters_.pack_seconds
+     : step.kind == StepKind::kUnpack ? counters_.unpack_seconds
+                                      : counters_.wire_seconds) +=
+        SecondsSince(start);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RefitEnqueuer::EnqueueStep(const Step& step, Stream stream) {
+  Fence* const fence = transport_.fence();
+  absl::Status status;
+  switch (step.kind) {
+    case StepKind::kZero:
+      return rounds_.copies->Enqueue(RankSchedule::kFillBatch, stream);
+    case StepKind::kQuantize:
+      status = rounds_.copies->Enqueue(
+          BatchOf(schedule_.quantizes()[*step.number].batch), stream);
+      return status.ok() && check_ != nullptr
+                 ? check_->EnqueueScratch(*step.number, stream)
+                 : status;
+    case StepKind::kPack:
+      return EnqueuePack(step, stream);
+    case StepKind::kExchange:
+      return EnqueueExchange(step, stream);
+    case StepKind::kUnpack:
+      return EnqueueUnpack(step, stream);
+    case StepKind::kGrant:
+      status = fence->Grant(step.peers, stream);
       break;
-    }
-    status.Update(rounds_.copies->Enqueue(
-        BatchOf(launches[quantizes_enqueued_].batch), quantize));
-    if (check_ != nullptr) {
-      status.Update(check_->EnqueueScratch(quantizes_enqueued_, quantize));
-    }
-    status.Update(events.done->Record(quantize));
-    ++quantizes_enqueued_;
+    case StepKind::kAwaitGrants:
+      status = fence->AwaitGrants(step.peers, stream);
+      break;
+    case StepKind::kMove:
+      status = EnqueueMove(step, stream);
+      break;
+    case StepKind::kProgress:
+      status = fence->Progress(step.peers, stream);
+      break;
+    case StepKind::kFinish:
+      status = fence->Finish(step.peers, stream);
+      break;
+    case StepKind::kAwaitFinishes:
+      status = fence->AwaitFinishes(step.peers, stream);
+      break;
+    case StepKind::kDigest:
+      return check_->EnqueueArrived(*step.number);
+    case StepKind::kJoin:
+      return absl::OkStatus();
+    case StepKind::kDigestRest:
+      return check_->EnqueueRest(stream);
+    case StepKind::kKeep:
+      return EnqueueKeep(stream);
+    case StepKind::kHooks:
+      return rounds_.copies->Enqueue(RankSchedule::kHookBatch, stream);
   }
-  return status;
+  if (status.ok() || step.round == kNoRound) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat("round ", schedule_.rounds()[step.round].index, ": ",
+                   status.message()));
 }
 
-absl::Status RefitEnqueuer::AwaitQuantized(size_t round, Stream stream) {
-  const std::vector<RoundWork>& works = schedule_.rounds();
-  const std::optional<size_t> quantized = works[round].quantized;
-  if (!quantized.has_value() ||
-      (round > 0 && works[round - 1].quantized == quantized)) {
-    return absl::OkStatus();
+const StagedDeltaBatches* RefitEnqueuer::BatchesOnRung(size_t round) const {
+  const StagedDeltas* const staged = rounds_.delta.staged.get();
+  return staged != nullptr && staged->rung() < staged->rungs()
+             ? &rounds_.delta.staged_batches[round]
+             : nullptr;
+}
+
+absl::Status RefitEnqueuer::EnqueuePack(const Step& step, Stream stream) {
+  const RoundWork& work = schedule_.rounds()[step.round];
+  const StagedDeltaBatches* const on_rung = BatchesOnRung(step.round);
+  const std::optional<size_t> batch =
+      on_rung == nullptr ? work.pack_batch
+                         : on_rung->pack[rounds_.delta.staged->rung()];
+  absl::Status status;
+  if (batch.has_value()) status = rounds_.copies->Enqueue(*batch, stream);
+  return status.ok() && IsCoded()
+             ? rounds_.delta.staged->EnqueueEncode(
+                   work.operations_begin, work.operations_count, stream)
+             : status;
+}
+
+absl::Status RefitEnqueuer::EnqueueExchange(const Step& step, Stream stream) {
+  const RoundWork& work = schedule_.rounds()[step.round];
+  return transport_.Exchange({.index = work.index,
+                              .route = work.route,
+                              .operations = OperationsOf(work)},
+                             stream);
+}
+
+absl::Status RefitEnqueuer::EnqueueUnpack(const Step& step, Stream stream) {
+  const RoundWork& work = schedule_.rounds()[step.round];
+  const StagedDeltaBatches* const on_rung = BatchesOnRung(step.round);
+  const std::optional<size_t> batch =
+      on_rung == nullptr ? work.unpack_batch
+                         : on_rung->unpack[rounds_.delta.staged->rung()];
+  absl::Status status;
+  if (IsCoded()) {
+    status = rounds_.delta.staged->EnqueueApply(work.operations_begin,
+                                                work.operations_count, stream);
   }
-  return AwaitLaunch(*quantized, stream);
+  return status.ok() && batch.has_value()
+             ? rounds_.copies->Enqueue(*batch, stream)
+             : status;
+}
+
+absl::Status RefitEnqueuer::EnqueueMove(const Step& step, Stream stream) {
+  Fence& fence = *transport_.fence();
+  if (absl::Status s = fence.ObserveAbort(stream); !s.ok()) return s;
+  const size_t batch =
+      step.round == kNoRound
+          ? *rounds_.fused.pull_batch
+          : BatchOf(*schedule_.rounds()[step.round].move_batch);
+  const DeviceUse use = UseOf(step);
+  return step.number.has_value()
+             ? rounds_.copies->EnqueueStep(batch,
+                                           static_cast<uint32_t>(*step.number),
+                                           stream, fence.aborted(), use)
+             : rounds_.copies->Enqueue(batch, stream, fence.aborted(), use);
+}
+
+DeviceUse RefitEnqueuer::UseOf(const Step& step) const {
+  using Way = DeviceUse::Way;
+  if (step.round == kNoRound) return AtMost(direct_multiprocessors_);
+  if (step.lane == Lane::kBeside) return {.way = Way::kFew};
+  if (schedule_.rounds()[step.round].route == fb::Route::kLocal) return {};
+  if (direct_multiprocessors_ > 0) return AtMost(direct_multiprocessors_);
+  if (program_->digests_beside) return {.way = Way::kBesideDigests};
+  // What quantizes beside rounds needs multiprocessors of its own.
+  if (!schedule_.quantizes().empty()) return {};
+  return {.way = program_->moves_beside ? Way::kMost : Way::kBulk};
+}
+
+// What the next refit of a plan with deltas needs.
+absl::Status RefitEnqueuer::EnqueueKeep(Stream stream) {
+  const DeltaRounds& delta = rounds_.delta;
+  if (delta.compares && IsCoded() && delta.staged->ChangedLittle()) {
+    return delta.staged->EnqueueKeep(stream);
+  }
+  return delta.after.has_value() ? rounds_.copies->Enqueue(*delta.after, stream)
+                                 : absl::OkStatus();
 }
 
 void RefitEnqueuer::CountMessages() {
@@ -437,53 +511,27 @@ void RefitEnqueuer::CountMessages() {
   }
 }
 
-absl::Status RefitEnqueuer::AwaitUnpacked(std::optional<size_t> round,
-                                          Stream stream) {
-  return round.has_value() ? events_[*round].unpacked->Await(stream)
-                           : absl::OkStatus();
-}
-
-std::optional<size_t> RefitEnqueuer::PackBatch(size_t round) const {
-  const StagedDeltas* const staged = rounds_.delta.staged.get();
-  return staged != nullptr && staged->rung() < staged->rungs()
-             ? rounds_.delta.staged_batches[round].pack[staged->rung()]
-             : schedule_.rounds()[round].pack_batch;
-}
-
-std::optional<size_t> RefitEnqueuer::UnpackBatch(size_t round) const {
-  const StagedDeltas* const staged = rounds_.delta.staged.get();
-  return staged != nullptr && staged->rung() < staged->rungs()
-             ? rounds_.delta.staged_batches[round].unpack[staged->rung()]
-             : schedule_.rounds()[round].unpack_batch;
-}
-
-absl::Status RefitEnqueuer::EnqueueBatch(std::optional<size_t> batch,
-                                         Stream stream) {
-  return batch.has_value() ? rounds_.copies->Enqueue(*batch, stream)
-                           : absl::OkStatus();
-}
-
 absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
                                                Deadline deadline) {
   StagedDeltas* const staged = rounds_.delta.staged.get();
   if (staged == nullptr) return 0;
   const Clock::time_point start = Clock::now();
-  find_time_.Restart();
+  has_found_ = false;
   // All streams of the refit come behind this one.
   absl::Status status = staged->RestartCounts(stream);
   if (!status.ok()) return status;
   // Ranks that send nothing have nothing to wait for.
   if (!schedule_.Packs()) return 0;
-  status.Update(started_->Record(stream));
+  status.Update(came_here_->Record(stream));
   // First alone: what stands behind work that never ends would read tensors
   // after this call.
-  if (status.ok()) status = AwaitReached(*started_, deadline);
+  if (status.ok()) status = AwaitReached(*came_here_, deadline);
   if (!status.ok()) return status;
-  const Stream pack = pack_stream_->get();
-  status.Update(started_->Await(pack));
-  if (status.ok()) {
-    status = find_time_.Time(pack, [&] { return staged->EnqueueCount(pack); });
-  }
+  const Stream pack = StreamOf(Lane::kPack, stream);
+  status.Update(came_here_->Await(pack));
+  status.Update(find_timer_->Start(pack));
+  if (status.ok()) status = staged->EnqueueCount(pack);
+  status.Update(find_timer_->Stop(pack));
   status.Update(counted_->Record(pack));
   if (status.ok()) status = AwaitReached(*counted_, deadline);
   if (!status.ok()) {
@@ -491,6 +539,7 @@ absl::StatusOr<size_t> RefitEnqueuer::FindRung(Stream stream,
     return status;
   }
   absl::StatusOr<size_t> rung = staged->FirstRung(pack);
+  has_found_ = true;
   choose_seconds_ = SecondsSince(start);
   return rung;
 }
@@ -525,197 +574,15 @@ absl::Status RefitEnqueuer::CheckCoding() {
   return rounds_.delta.staged->CheckCoding(count_stream_->get());
 }
 
-// Makes `pack` wait until the round may be packed.
-absl::Status RefitEnqueuer::AwaitStaging(size_t round, Stream stream,
-                                         Stream pack) {
-  const RoundWork& work = schedule_.rounds()[round];
-  const RoundEvents& events = events_[round];
-  absl::Status status;
-  if (work.reuses.has_value()) {
-    status.Update(events_[*work.reuses].exchanged->Await(pack));
+absl::StatusOr<double> RefitEnqueuer::SecondsOf(StepKind kind) const {
+  double sum = 0;
+  for (size_t i = 0; i < program_->steps.size(); ++i) {
+    if (program_->steps[i].kind != kind) continue;
+    const absl::StatusOr<double> seconds = timers_[i]->Seconds();
+    if (!seconds.ok()) return seconds.status();
+    sum += *seconds;
   }
-  status.Update(AwaitUnpacked(work.reuses_unpacked, pack));
-  // A relay packs what it unpacked.
-  status.Update(AwaitUnpacked(work.relays, pack));
-  if (events.stored != nullptr) {
-    status.Update(events.stored->Record(stream));
-    status.Update(events.stored->Await(pack));
-  }
-  if (work.quantized.has_value()) {
-    status.Update(AwaitLaunch(*work.quantized, pack));
-  }
-  return status;
-}
-
-// Pack, exchange and unpack each go on as soon as what they read is there and
-// what they overwrite is no longer needed; rounds within the plan's slots
-// overlap.
-absl::Status RefitEnqueuer::EnqueueStaged(size_t round, Stream stream) {
-  const RoundWork& work = schedule_.rounds()[round];
-  RoundEvents& events = events_[round];
-  absl::Status status;
-  Clock::time_point start = Clock::now();
-  if (work.pack_batch.has_value()) {
-    const Stream pack = pack_stream_->get();
-    status.Update(AwaitStaging(round, stream, pack));
-    status.Update(Start(events.pack, pack));
-    if (status.ok()) {
-      status = encode_time_.Time(pack, [&] {
-        const absl::Status packed = EnqueueBatch(PackBatch(round), pack);
-        return packed.ok() && IsCoded()
-                   ? rounds_.delta.staged->EnqueueEncode(
-                         work.operations_begin, work.operations_count, pack)
-                   : packed;
-      });
-    }
-    status.Update(Stop(events.pack, pack));
-    status.Update(events.packed->Record(pack));
-    status.Update(events.packed->Await(stream));
-    counters_.pack_seconds += SecondsSince(std::exchange(start, Clock::now()));
-  }
-  status.Update(AwaitUnpacked(work.reuses_unpacked, stream));
-  status.Update(Start(events.move, stream));
-  if (!status.ok()) return status;
-  status = wire_time_.Time(stream, [&] {
-    return transport_.Exchange({.index = work.index,
-                                .route = work.route,
-                                .operations = OperationsOf(work)},
-                               stream);
-  });
-  if (!status.ok()) return status;
-  status = Stop(events.move, stream);
-  status.Update(events.exchanged->Record(stream));
-  counters_.wire_seconds += SecondsSince(std::exchange(start, Clock::now()));
-  if (!work.unpack_batch.has_value()) return status;
-  const Stream unpack = unpack_stream_->get();
-  status.Update(events.exchanged->Await(unpack));
-  status.Update(Start(events.unpack, unpack));
-  if (status.ok()) {
-    status = apply_time_.Time(unpack, [&] {
-      const absl::Status applied =
-          IsCoded() ? rounds_.delta.staged->EnqueueApply(
-                          work.operations_begin, work.operations_count, unpack)
-                    : absl::OkStatus();
-      return applied.ok() ? EnqueueBatch(UnpackBatch(round), unpack) : applied;
-    });
-  }
-  if (!status.ok()) return status;
-  status.Update(Stop(events.unpack, unpack));
-  status.Update(events.unpacked->Record(unpack));
-  unpacked_ = events.unpacked.get();
-  counters_.unpack_seconds += SecondsSince(start);
-  return status;
-}
-
-// Ranks whose tensors others store into or read say that these may, the others
-// do so, then say that they are done. A grant stands for what is read too, so
-// it waits for what other streams put in place.
-absl::Status RefitEnqueuer::EnqueueDirect(size_t round, Stream stream) {
-  const RoundWork& work = schedule_.rounds()[round];
-  const DirectEnds& ends = EndsOf(round);
-  TimedPart& measured = events_[round].move;
-  Fence& fence = *transport_.fence();
-  const Clock::time_point start = Clock::now();
-  absl::Status status;
-  status.Update(AwaitUnpacked(work.relays, stream));
-  if (ends.is_timed) status.Update(Start(measured, stream));
-  if (!ends.grant.empty()) status.Update(fence.Grant(ends.grant, stream));
-  if (!ends.await_grants.empty()) {
-    status.Update(fence.AwaitGrants(ends.await_grants, stream));
-  }
-  if (DigestsBesideRounds() && check_->reports(round).IsStepped()) {
-    const StepReports& reports = check_->reports(round);
-    for (uint32_t step = 0; step < kDirectSteps && status.ok(); ++step) {
-      if (ends.moves) status = EnqueueMoves(round, step, stream);
-      if (!reports.targets.empty() && status.ok()) {
-        status = fence.Progress(reports.targets, stream);
-      }
-      if (!reports.origins.empty() && status.ok()) {
-        status = fence.AwaitFinishes(reports.origins, stream);
-      }
-      // Behind the last one others may still have to finish.
-      if (step + 1 < kDirectSteps && status.ok()) {
-        status = EnqueueDigests(ArrivalsUntil(round, step), stream);
-      }
-    }
-  } else if (ends.moves && status.ok()) {
-    status = EnqueueMoves(round, /*step=*/std::nullopt, stream);
-  }
-  if (!ends.finish.empty() && status.ok()) {
-    status.Update(fence.Finish(ends.finish, stream));
-  }
-  if (!ends.await_finishes.empty() && status.ok()) {
-    status.Update(fence.AwaitFinishes(ends.await_finishes, stream));
-  }
-  if (ends.is_timed) status.Update(Stop(measured, stream));
-  counters_.wire_seconds += SecondsSince(start);
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("round ", work.index, ": ",
-                                                  status.message()));
-}
-
-DeviceUse RefitEnqueuer::UseOf(size_t round) const {
-  using Way = DeviceUse::Way;
-  if (IsBeside(round)) return {.way = Way::kFew};
-  if (schedule_.rounds()[round].route == fb::Route::kLocal) return {};
-  if (direct_multiprocessors_ > 0) return AtMost(direct_multiprocessors_);
-  if (DigestsBesideRounds()) return {.way = Way::kBesideDigests};
-  // What quantizes beside rounds needs multiprocessors of its own.
-  if (!schedule_.quantizes().empty()) return {};
-  return {.way = moves_beside_ ? Way::kMost : Way::kBulk};
-}
-
-absl::Status RefitEnqueuer::EnqueueMoves(size_t round,
-                                         std::optional<uint32_t> step,
-                                         Stream stream) {
-  const RoundWork& work = schedule_.rounds()[round];
-  Fence& fence = *transport_.fence();
-  const uint32_t* const aborted = fence.aborted();
-  const DeviceUse use = UseOf(round);
-  const size_t batch = BatchOf(*work.move_batch);
-  if (absl::Status s = fence.ObserveAbort(stream); !s.ok()) return s;
-  return wire_time_.Time(stream, [&] {
-    return step.has_value()
-               ? rounds_.copies->EnqueueStep(batch, *step, stream, aborted, use)
-               : rounds_.copies->Enqueue(batch, stream, aborted, use);
-  });
-}
-
-// Encoding and applying take all of the GPU, which other rounds do not. The
-// rung is all ranks': a rank that codes nothing itself may exchange steps with
-// one that does.
-bool RefitEnqueuer::DigestsBesideRounds() const {
-  const StagedDeltas* const staged = rounds_.delta.staged.get();
-  const bool codes = staged != nullptr && staged->rung() < staged->rungs();
-  return check_ != nullptr && !codes;
-}
-
-absl::Status RefitEnqueuer::EnqueueDigests(size_t arrivals, Stream stream) {
-  return DigestsBesideRounds()
-             ? check_->EnqueueArrived(arrivals, stream, unpacked_)
-             : absl::OkStatus();
-}
-
-absl::Status RefitEnqueuer::EnqueuePulls(Stream stream) {
-  const FusedBatches& fused = rounds_.fused;
-  if (fused.readers.empty() && fused.read_sources.empty()) {
-    return absl::OkStatus();
-  }
-  Fence& fence = *transport_.fence();
-  absl::Status status;
-  if (!fused.readers.empty()) {
-    status = fence.Grant(fused.readers, stream);
-    if (status.ok()) status = fence.AwaitFinishes(fused.readers, stream);
-  }
-  if (!fused.read_sources.empty() && status.ok()) {
-    status = fence.AwaitGrants(fused.read_sources, stream);
-    if (status.ok()) status = fence.ObserveAbort(stream);
-    if (!status.ok()) return status;
-    status = rounds_.copies->Enqueue(*fused.pull_batch, stream, fence.aborted(),
-                                     AtMost(direct_multiprocessors_));
-    if (status.ok()) status = fence.Finish(fused.read_sources, stream);
-  }
-  return status;
+  return sum;
 }
 
 absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
@@ -724,50 +591,67 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
   report.elements = staged.elements();
   report.stored_bytes = StagedSendBytes(schedule_, operations());
   report.dense_bytes = StagedSendBytes(schedule_, rounds_.operations);
-  if (is_delta_) {
-    report.changed_elements = staged.changed_elements();
-    report.rung = staged.elements_per_slot();
-    report.move_seconds = choose_seconds_;
-  }
   absl::Status status;
   const auto add = [&](const absl::StatusOr<double>& measured,
                        double& seconds) {
     if (measured.ok()) seconds += *measured;
     status.Update(measured.status());
   };
-  add(move_timer_->Seconds(), report.move_seconds);
-  add(keep_timer_->Seconds(), report.keep_seconds);
-  if (is_delta_) add(find_time_.Seconds(), report.find_seconds);
-  add(encode_time_.Seconds(), report.encode_seconds);
-  add(wire_time_.Seconds(), report.wire_seconds);
-  add(apply_time_.Seconds(), report.apply_seconds);
+  if (is_delta_) {
+    report.changed_elements = staged.changed_elements();
+    report.rung = staged.elements_per_slot();
+    report.move_seconds = choose_seconds_;
+    if (has_found_) add(find_timer_->Seconds(), report.find_seconds);
+  }
+  add(timers_[program_->join]->SecondsAfter(*timers_[0]), report.move_seconds);
+  add(SecondsOf(StepKind::kJoin), report.move_seconds);
+  add(SecondsOf(StepKind::kKeep), report.keep_seconds);
+  add(SecondsOf(StepKind::kPack), report.encode_seconds);
+  add(SecondsOf(StepKind::kExchange), report.wire_seconds);
+  add(SecondsOf(StepKind::kMove), report.wire_seconds);
+  add(SecondsOf(StepKind::kUnpack), report.apply_seconds);
   if (!status.ok()) return status;
   return report;
 }
 
+absl::StatusOr<TimeSpan> RefitEnqueuer::SpanOf(size_t step) const {
+  const absl::StatusOr<double> after = timers_[step]->SecondsAfter(*origin_);
+  const absl::StatusOr<double> seconds = timers_[step]->Seconds();
+  if (!after.ok()) return after.status();
+  if (!seconds.ok()) return seconds.status();
+  const double begin = origin_seconds_ + *after;
+  return TimeSpan{.begin = begin, .end = begin + *seconds};
+}
+
 absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
   std::vector<RoundMeasurement> measured;
-  if (!is_timed_) return measured;
-  for (size_t round = 0; round < schedule_.rounds().size(); ++round) {
-    const RoundWork& work = schedule_.rounds()[round];
+  if (!times_rounds_ || is_captured_) return measured;
+  for (const RoundWork& work : schedule_.rounds()) {
     RoundMeasurement& of = measured.emplace_back();
     of.round = work.index;
     of.route = work.route;
     of.mechanism = work.mechanism;
-    const RoundEvents& events = events_[round];
-    for (const auto& [part, span] :
-         {std::pair(&events.pack, &of.pack), std::pair(&events.move, &of.move),
-          std::pair(&events.unpack, &of.unpack)}) {
-      const absl::StatusOr<TimeSpan> timed = SpanOf(*part);
-      if (!timed.ok()) return timed.status();
-      *span = *timed;
-    }
-    of.seconds = std::max(of.move.end, of.unpack.end) -
-                 (events.pack.is_used ? of.pack : of.move).begin;
     for (const Operation& operation : OperationsOf(work)) {
       const bool send = operation.kind == fb::MessageKind::kSend;
       (send ? of.bytes_sent : of.bytes_received) += operation.size_bytes;
     }
+  }
+  for (size_t i = 0; i < program_->steps.size(); ++i) {
+    const Step& step = program_->steps[i];
+    if (step.round == kNoRound || !program_->is_timed[i]) continue;
+    const absl::StatusOr<TimeSpan> timed = SpanOf(i);
+    if (!timed.ok()) return timed.status();
+    RoundMeasurement& of = measured[step.round];
+    TimeSpan& part = step.kind == StepKind::kPack     ? of.pack
+                     : step.kind == StepKind::kUnpack ? of.unpack
+                                                      : of.move;
+    // Steps of a lane come one after the other.
+    if (part.end == 0) part.begin = timed->begin;
+    part.end = timed->end;
+  }
+  for (RoundMeasurement& of : measured) {
+    of.seconds = std::max(of.move.end, of.unpack.end) -
+                 (of.pack.end > 0 ? of.pack : of.move).begin;
   }
   return measured;
 }

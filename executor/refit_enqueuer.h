@@ -2,6 +2,7 @@
 #ifndef REFIT_EXECUTOR_REFIT_ENQUEUER_H_
 #define REFIT_EXECUTOR_REFIT_ENQUEUER_H_
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -14,31 +15,51 @@
 #include "executor/delta/delta_rounds.h"
 #include "executor/digest/state_check.h"
 #include "executor/direct_ends.h"
+#include "executor/nvtx.h"
 #include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
-#include "executor/time_sum.h"
+#include "executor/steps.h"
 #include "refit/device.h"
 #include "refit/executor.h"
 #include "refit/transport.h"
 
 namespace refit {
 
-// What a schedule's rounds move, once the rank's tensors are known.
-struct BoundRounds {
-  std::vector<Operation> operations;       // RankSchedule's, with their data
-  std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
-  FusedBatches fused;                      // of `copies`
-  std::vector<DirectEnds> direct_ends;     // by round of the schedule
-  std::vector<DirectEnds> pulled_ends;     // where destinations pull
-  DeltaRounds delta;                       // of a plan with deltas
+// The steps of one kind of refit.
+struct RefitProgram {
+  // Which kind. Sources store what they quantize where it goes.
+  bool stores = false;
+  bool checks = false;
+  bool digests_beside = false;  // the rounds
+
+  std::vector<Step> steps;
+  size_t join = 0;               // the position of kJoin
+  std::vector<bool> is_awaited;  // by step: from another lane
+  std::vector<bool> is_timed;    // by step, of refits that are not captured
+  // What is issued in place of the schedule's batches; null: those.
+  const BatchChoice FusedBatches::*batches = nullptr;
+  bool pulls = false;         // destinations read sources behind the rounds
+  bool moves_beside = false;  // some rounds have a lane of their own
 };
 
-// Owns the streams and events of the rounds, the graph that they are recorded
-// as, and what is counted and timed of the last refit. Packing, unpacking and
-// quantizing have streams of their own, so that they overlap with the wire.
+// What a schedule's rounds move, once the rank's tensors are known.
+struct BoundRounds {
+  std::vector<Operation> operations;        // RankSchedule's, with their data
+  std::unique_ptr<PreparedCopies> copies;   // batches as RankSchedule's
+  FusedBatches fused;                       // of `copies`
+  std::vector<DirectEnds> direct_ends;      // by round of the schedule
+  std::vector<DirectEnds> pulled_ends;      // where destinations pull
+  DeltaRounds delta;                        // of a plan with deltas
+  std::vector<RefitProgram> programs = {};  // RefitEnqueuer's
+};
+
+// Puts the steps of a refit on streams (executor/steps.h): a stream for each
+// lane, an event for each step that another lane waits for. Owns these, the
+// graph that steps are recorded as, and what is counted and timed of the last
+// refit.
 //
-// Nothing is allocated or waited for from CreateStreams on, but to record, and
-// to find out what changed before a delta refit with staged rounds.
+// From Bind on nothing is allocated or waited for, but by PrepareCheck, to
+// record, and to find out what changed before a delta refit with staged rounds.
 class RefitEnqueuer {
  public:
   // `schedule`, `device` and `transport` must outlive it. Of `options`: what
@@ -50,9 +71,13 @@ class RefitEnqueuer {
 
   absl::Status CreateStreams();
 
-  // From now on refits move `rounds`. Records them as a graph, if all are
-  // direct.
+  // Makes what refits of `rounds` need, and leaves what is bound as it is.
+  absl::Status Prepare(BoundRounds& rounds);
+  // From now on refits move `rounds`, which are prepared. Records them as a
+  // graph, if all are direct.
   void Bind(BoundRounds rounds);
+  // Before the first refit of what is bound that `check` digests.
+  absl::Status PrepareCheck(const StateCheck& check);
 
   // Why the rounds could not be recorded, where they should have been.
   const absl::Status& recorded() const { return recorded_; }
@@ -74,8 +99,7 @@ class RefitEnqueuer {
   // Whether what staged rounds sent and received was coded as it should be.
   // Requires: the refits that were enqueued are over on this rank.
   absl::Status CheckCoding();
-  // Makes `stream` wait for what an Enqueue which failed began on streams of
-  // its own: quantizing, digests, and rounds beside others.
+  // Makes `stream` wait for what an Enqueue which failed began in other lanes.
   void AwaitOwnStreams(Stream stream);
 
   // Of the last Enqueue.
@@ -87,73 +111,39 @@ class RefitEnqueuer {
   absl::StatusOr<DeltaReport> MeasureDelta() const;
 
  private:
-  // A part of a round that is timed.
-  struct TimedPart;
-  // When what a round does is done. Only those that are needed are made.
-  struct RoundEvents;
-  // When the rounds that a quantize launch comes after are done, and when it
-  // is.
-  struct QuantizeEvents;
+  RefitProgram ListProgram(const BoundRounds& rounds, bool stores,
+                           std::optional<StepDigests> digests,
+                           const StateCheck* check) const;
+  const RefitProgram& ChooseProgram() const;
+  // Makes the events and timers that the program needs.
+  absl::Status ReserveFor(const RefitProgram& program);
+  bool Times(const Step& step, absl::Span<const DirectEnds> ends) const;
+  // Steps [begin, end) of the program. `main`: the stream of that lane.
+  absl::Status EnqueueSteps(size_t begin, size_t end, Stream main);
+  absl::Status EnqueueStep(const Step& step, Stream stream);
+  absl::Status EnqueuePack(const Step& step, Stream stream);
+  absl::Status EnqueueExchange(const Step& step, Stream stream);
+  absl::Status EnqueueUnpack(const Step& step, Stream stream);
+  absl::Status EnqueueMove(const Step& step, Stream stream);
+  absl::Status EnqueueKeep(Stream stream);
+  Stream StreamOf(Lane lane, Stream main) const;
+  DeviceUse UseOf(const Step& step) const;
 
   // Once after each DropGraph, and where a graph is worth it.
   void Record();
   absl::Status Launch(Stream stream);
-  absl::Status EnqueueRounds(Stream stream);
-  absl::Status EnqueueAfter(Stream stream);
-  absl::Status ForkStreams(Stream stream);
-  absl::Status JoinStreams(Stream stream);
-  // Those that come after `rounds_before` of the rank's rounds.
-  absl::Status EnqueueQuantizes(size_t rounds_before, Stream stream);
-  // The last quantize launch of the refit, up to `launch`.
-  std::optional<size_t> LastLaunch(size_t launch) const;
-  // Makes `stream` wait for the launches up to `launch`.
-  absl::Status AwaitLaunch(size_t launch, Stream stream);
-  // Decides how the refit quantizes that is enqueued next, or recorded.
-  // `digests_scratch`: a check reads what goes through it.
-  void Choose(bool digests_scratch);
-  // The batch of the schedule as the refit does it.
-  size_t BatchOf(size_t batch) const {
-    return choice_ == nullptr || choice_->batches.empty()
-               ? batch
-               : choice_->batches[batch];
-  }
-  const DirectEnds& EndsOf(size_t round) const {
-    return (pulls_ ? rounds_.pulled_ends : rounds_.direct_ends)[round];
-  }
-  // Whether the refit moves the round beside the others.
-  bool IsBeside(size_t round) const {
-    return moves_beside_ && EndsOf(round).beside;
-  }
-  // What destinations quantize from sources' tensors, behind all rounds.
-  absl::Status EnqueuePulls(Stream stream);
-  absl::Status AwaitQuantized(size_t round, Stream stream);
-  absl::Status AwaitUnpacked(std::optional<size_t> round, Stream stream);
-  absl::Status EnqueueStaged(size_t round, Stream stream);
-  absl::Status AwaitStaging(size_t round, Stream stream, Stream pack);
-  absl::Status AwaitReached(DeviceEvent& event, Deadline deadline);
-  // Of a staged round of the refit that is enqueued.
-  std::optional<size_t> PackBatch(size_t round) const;
-  std::optional<size_t> UnpackBatch(size_t round) const;
-  absl::Status EnqueueBatch(std::optional<size_t> batch, Stream stream);
-  absl::Status EnqueueDirect(size_t round, Stream stream);
-  // What this rank moves in a direct round, or a step of it.
-  absl::Status EnqueueMoves(size_t round, std::optional<uint32_t> step,
-                            Stream stream);
-  DeviceUse UseOf(size_t round) const;
   absl::Status StartTiming(Stream stream);
-  // Nothing if the refit is not timed.
-  absl::Status Start(TimedPart& part, Stream stream);
-  absl::Status Stop(TimedPart& part, Stream stream);
-  absl::StatusOr<TimeSpan> SpanOf(const TimedPart& part) const;
-  absl::Status AwaitBeside(Stream stream);
-  absl::Status ReserveTimes();
-  // Whether the check digests while the rounds go on: all ranks alike.
-  bool DigestsBesideRounds() const;
-  // Has the check digest what is whole after so many arrivals, up to a round
-  // that is enqueued.
-  absl::Status EnqueueDigests(size_t arrivals, Stream stream);
+  absl::StatusOr<TimeSpan> SpanOf(size_t step) const;
+  absl::StatusOr<double> SecondsOf(StepKind kind) const;
+  absl::Status AwaitReached(DeviceEvent& event, Deadline deadline);
   void CountMessages();
 
+  // The batch of the schedule as the refit does it.
+  size_t BatchOf(size_t batch) const {
+    if (program_->batches == nullptr) return batch;
+    const BatchChoice& choice = rounds_.fused.*program_->batches;
+    return choice.batches.empty() ? batch : choice.batches[batch];
+  }
   // Those of the refit that is enqueued.
   const std::vector<Operation>& operations() const {
     return rounds_.delta.staged == nullptr ? rounds_.operations
@@ -163,6 +153,8 @@ class RefitEnqueuer {
     return absl::MakeConstSpan(operations())
         .subspan(work.operations_begin, work.operations_count);
   }
+  // What travels whole on the rung that ranks agreed on, if they did.
+  const StagedDeltaBatches* BatchesOnRung(size_t round) const;
   // Whether the refit's staged messages hold only what changed.
   bool IsCoded() const {
     return rounds_.delta.staged != nullptr &&
@@ -179,49 +171,41 @@ class RefitEnqueuer {
   const bool times_rounds_;
   const bool has_deltas_;
 
-  std::unique_ptr<DeviceStream> pack_stream_;
-  std::unique_ptr<DeviceStream> unpack_stream_;
-  std::unique_ptr<DeviceStream> quantize_stream_;
-  std::unique_ptr<DeviceStream> beside_stream_;  // of DirectEnds::beside
-  std::unique_ptr<DeviceEvent> moved_beside_;
-  std::unique_ptr<DeviceEvent> started_;
+  std::array<std::unique_ptr<DeviceStream>, kLanes> streams_;  // own ones
+  std::vector<RoundRangeText> range_texts_;                    // by round
+  // By step, of those of any program that need one.
+  std::vector<std::unique_ptr<DeviceEvent>> events_;
+  std::vector<std::unique_ptr<DeviceTimer>> timers_;
+  std::unique_ptr<DeviceEvent> lane_ended_;  // of a refit that failed
+  std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
   // Of the last refit that was timed: its start, and when that was, in seconds
   // of the host's steady clock.
   std::unique_ptr<DeviceTimer> origin_;
   double origin_seconds_ = 0;
-  std::unique_ptr<DeviceEvent> ended_;  // the last refit that was not captured
-  std::vector<RoundEvents> events_;     // by round of the schedule
-  std::vector<QuantizeEvents> quantize_events_;  // by launch of the schedule
 
   BoundRounds rounds_;
-  bool is_delta_ = false;  // the last refit
   // Of a plan with deltas.
   std::unique_ptr<DeviceStream> count_stream_;  // that reads the counts
+  std::unique_ptr<DeviceEvent> came_here_;      // the stream given to FindRung
   std::unique_ptr<DeviceEvent> counted_;        // by FindRung
-  bool codes_ = false;  // a refit that nobody checked yet
-  std::unique_ptr<DeviceTimer> move_timer_;
-  std::unique_ptr<DeviceTimer> keep_timer_;
-  TimeSum find_time_;
-  TimeSum encode_time_;
-  TimeSum wire_time_;
-  TimeSum apply_time_;
+  std::unique_ptr<DeviceTimer> find_timer_;
+  bool has_found_ = false;     // the last FindRung
+  double choose_seconds_ = 0;  // of the last FindRung
+  bool codes_ = false;         // a refit that nobody checked yet
   // The transport drops it, possibly after this enqueuer's end.
   const std::shared_ptr<RefitGraph> graph_;
   bool is_recorded_ = false;               // or cannot be
   uint32_t recorded_multiprocessors_ = 0;  // direct ones, of the graph
   absl::Status recorded_;                  // how that went
 
-  size_t quantizes_enqueued_ = 0;        // of the refit that is being enqueued
-  StateCheck* check_ = nullptr;          // likewise; null: digests nothing
-  DeviceEvent* unpacked_ = nullptr;      // likewise: the last one of a round
-  uint32_t direct_multiprocessors_;      // of the last refit
-  const BatchChoice* choice_ = nullptr;  // likewise; null: the schedule's
-  bool pulls_ = false;                   // likewise: destinations read sources
-  bool moves_beside_ = false;            // likewise: some DirectEnds::beside
-  bool is_timed_ = false;                // the last refit
-  bool is_captured_ = false;             // likewise
+  // Of the last refit, or the one that is being enqueued.
+  const RefitProgram* program_ = nullptr;
+  StateCheck* check_ = nullptr;
+  uint32_t direct_multiprocessors_;
+  size_t enqueued_ = 0;  // steps
+  bool is_delta_ = false;
+  bool is_captured_ = false;
   RunCounters counters_;
-  double choose_seconds_ = 0;  // of the last FindRung
 };
 
 }  // namespace refit

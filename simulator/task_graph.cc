@@ -1,10 +1,12 @@
-// From a plan to the work of its ranks. What waits for what is the executor's
-// to say: this follows RefitEnqueuer (executor/refit_enqueuer.cc) step by step.
+// From a plan to the tasks of its ranks: those of each step of their lists
+// (executor/steps.h), which say what waits for what within a rank.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "executor/copies/round_copies.h"
 #include "executor/copies/tensor_box.h"
@@ -14,6 +16,7 @@
 #include "executor/peer_tensors.h"
 #include "executor/planned_pulls.h"
 #include "executor/rank_schedule.h"
+#include "executor/steps.h"
 #include "plan/dtype.h"
 #include "plan/sent_ranges.h"
 #include "simulator/delta_costs.h"
@@ -110,16 +113,12 @@ class Builder {
     int32_t number = 0;
     double slowness = 1;
     TensorTable tensors;
-    std::vector<bool> is_dealt;  // by message of the program
-    uint32_t main = kNone;       // the last task of the caller's stream
-    uint32_t beside = kNone;     // likewise of rounds of DirectEnds::beside
-    uint32_t pack = kNone;
-    uint32_t unpack = kNone;
-    uint32_t quantize = kNone;
-    const StagedDeltas* deltas = nullptr;  // of a refit that sends them
-    std::vector<uint32_t> exchanged;
-    std::vector<uint32_t> unpacked;
-    std::vector<uint32_t> quantized;  // by QuantizeLaunch
+    std::vector<bool> is_dealt;         // by message of the program
+    std::array<uint32_t, kLanes> last;  // tasks, by lane
+    std::vector<uint32_t> done;         // the task that ends a step, by step
+    absl::Span<const int32_t> grants_awaited;  // by the next step that moves
+    uint32_t start = kNone;                    // of the last step that moved
+    const StagedDeltas* deltas = nullptr;      // of a refit that sends them
     // By operation: it is a part of the rounds that store what it makes.
     std::vector<bool> is_fused;
     // Slots of scratch whose values are made by such operations alone.
@@ -130,45 +129,50 @@ class Builder {
     std::map<int32_t, Pull> pulls;
     double pulled_elements = 0;  // that are quantized then
   };
+  using Tasks = absl::InlinedVector<uint32_t, 4>;
 
   uint32_t Add(const Rank& rank, TaskKind kind, uint32_t round, double seconds,
-               std::initializer_list<uint32_t> after);
+               absl::Span<const uint32_t> after);
+  // A task that ends when all of `tasks` have; kNone if there are none.
+  uint32_t Join(const Rank& rank, uint32_t round, const Tasks& tasks);
   void AddWait(uint32_t from, uint32_t to) {
     if (from != kNone) graph_.waits.push_back({.from = from, .to = to});
   }
-  static uint32_t At(const std::vector<uint32_t>& tasks,
-                     std::optional<size_t> index) {
-    return index.has_value() ? tasks[*index] : kNone;
-  }
-  // Streams that a CPU does not have end where the one that it has ends.
-  void Serialize(Rank& rank, uint32_t task) {
-    if (options_.executor == Executor::kCpu) rank.main = task;
-  }
-
   absl::Status PlanDelta();
   RankSchedule ScheduleOf(int32_t rank) const;
   void AddRanks();
   void AddRank(int32_t number);
   void AddFind(Rank& rank, const RankSchedule& schedule);
   void AddFindOf(int32_t rank, int32_t stand_in);
-  void AddEnd(Rank& rank, const RankSchedule& schedule);
+  uint32_t AddKeep(Rank& rank, const RankSchedule& schedule,
+                   const Tasks& before);
   // Whether the rank encodes or decodes the operation.
   bool IsCoded(const Rank& rank, size_t operation) const {
     return rank.deltas != nullptr && rank.deltas->IsCoded(operation) &&
            !rank.deltas->IsWhole(operation, rung_);
   }
-  void AddQuantizes(Rank& rank, const RankSchedule& schedule,
-                    size_t rounds_before, size_t& next);
+  std::vector<double> QuantizedElements(Rank& rank,
+                                        const RankSchedule& schedule);
   const std::set<uint32_t>& PulledSlotsOf(int32_t rank);
   void PlanFused(Rank& rank);
   void PlanPulls(Rank& rank, const RankSchedule& schedule, PeerTensors& peers);
-  void AddPulls(Rank& rank, const RankSchedule& schedule);
   double FusedSeconds(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work) const;
-  void AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
-                 uint32_t part);
-  void AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
-                 const DirectEnds& ends, const PeerTensors& peers);
+  // Each returns the task that ends the step.
+  uint32_t AddExchange(Rank& rank, const RankSchedule& schedule,
+                       const RoundWork& round, uint32_t part,
+                       const Tasks& before);
+  uint32_t AddMove(Rank& rank, const RankSchedule& schedule,
+                   const RoundWork& round, const PeerTensors& peers,
+                   const Tasks& before);
+  uint32_t AddPulls(Rank& rank, const RankSchedule& schedule,
+                    const Tasks& before);
+  uint32_t AddAwaitedReads(Rank& rank, const RankSchedule& schedule,
+                           const Tasks& before);
+  uint32_t PullTask(const Rank& rank, const RankSchedule& schedule,
+                    int32_t peer, const Pull& pull);
+  void AddUnmoved(Rank& rank, const RankSchedule& schedule,
+                  const RoundWork& round, uint32_t begin);
   template <typename Each>
   void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work, uint32_t part, const Each& each);
@@ -179,9 +183,6 @@ class Builder {
                        uint32_t position, uint32_t ordinal);
   double CopySeconds(const Rank& rank, const RankSchedule& schedule,
                      const RoundWork& work, fb::MessageKind kind) const;
-  // Whether messages of the kind are encoded, or applied.
-  bool Codes(const Rank& rank, const RankSchedule& schedule,
-             const RoundWork& work, fb::MessageKind kind) const;
   // Before the round's messages of the route.
   double StartSeconds(const RankSchedule& schedule, const RoundWork& work,
                       fb::Route route) const;
@@ -211,7 +212,7 @@ class Builder {
 };
 
 uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
-                      double seconds, std::initializer_list<uint32_t> after) {
+                      double seconds, absl::Span<const uint32_t> after) {
   const auto task = static_cast<uint32_t>(graph_.tasks.size());
   graph_.tasks.push_back({.kind = kind,
                           .rank = rank.number,
@@ -219,6 +220,17 @@ uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
                           .seconds = seconds * rank.slowness});
   for (const uint32_t other : after) AddWait(other, task);
   return task;
+}
+
+uint32_t Builder::Join(const Rank& rank, uint32_t round, const Tasks& tasks) {
+  Tasks some = tasks;
+  some.erase(std::remove(some.begin(), some.end(), kNone), some.end());
+  if (some.empty()) return kNone;
+  if (std::count(some.begin(), some.end(), some[0]) ==
+      static_cast<std::ptrdiff_t>(some.size())) {
+    return some[0];
+  }
+  return Add(rank, TaskKind::kPoint, round, 0, some);
 }
 
 absl::StatusOr<TaskGraph> Builder::Build() {
@@ -331,8 +343,8 @@ void Builder::AddFindOf(int32_t rank, int32_t stand_in) {
   graph_.tasks.push_back(find);
 }
 
-// Behind the rounds.
-void Builder::AddEnd(Rank& rank, const RankSchedule& schedule) {
+uint32_t Builder::AddKeep(Rank& rank, const RankSchedule& schedule,
+                          const Tasks& before) {
   double kept = 0;
   double held = static_cast<double>(SnapshotBytes(plan_, rank.number));
   const double rate = *options_.change_rate;
@@ -353,11 +365,10 @@ void Builder::AddEnd(Rank& rank, const RankSchedule& schedule) {
   const uint32_t keep = Add(
       rank, TaskKind::kKeep, kNone,
       is_little ? kept * costs_.keep : kept / options_.copy_bytes_per_second,
-      {rank.main, rank.pack, rank.unpack});
-  rank.main = keep;
-  if (!delta_->check()) return;
-  rank.main = Add(rank, TaskKind::kCheck, kNone,
-                  held * CheckSecondsPerByte(options_.executor), {keep});
+      before);
+  if (!delta_->check()) return keep;
+  return Add(rank, TaskKind::kCheck, kNone,
+             held * CheckSecondsPerByte(options_.executor), {keep});
 }
 
 void Builder::AddRank(int32_t number) {
@@ -373,8 +384,6 @@ void Builder::AddRank(int32_t number) {
       cpu ? std::vector<DirectEnds>(works.size())
           : ListDirectEnds(plan_, number, schedule, peers,
                            /*pulls=*/!peers.pulled_slots.empty());
-  rank.exchanged.assign(works.size(), kNone);
-  rank.unpacked.assign(works.size(), kNone);
   std::optional<StagedDeltas> deltas;
   if (delta_ != nullptr) {
     deltas.emplace(plan_, number, schedule);
@@ -384,24 +393,108 @@ void Builder::AddRank(int32_t number) {
     }
     AddFind(rank, schedule);
   }
-  rank.main = rank.pack = rank.unpack = agreed_;
-  size_t quantizes = 0;
-  uint32_t part = 0;
+  std::vector<uint32_t> parts;  // by work: of rounds that are sent in parts
   for (size_t i = 0; i < works.size(); ++i) {
-    AddQuantizes(rank, schedule, i, quantizes);
-    part = i > 0 && works[i - 1].index == works[i].index ? part + 1 : 0;
-    if (works[i].mechanism == fb::Mechanism::kDirect) {
-      AddDirect(rank, schedule, i, ends[i], peers);
-    } else {
-      AddStaged(rank, schedule, i, part);
+    const bool follows = i > 0 && works[i - 1].index == works[i].index;
+    parts.push_back(follows ? parts.back() + 1 : 0);
+  }
+  const std::vector<double> elements = QuantizedElements(rank, schedule);
+  std::vector<int32_t> pulled;
+  for (const auto& [peer, pull] : rank.pulls) pulled.push_back(peer);
+  StepChoices choices = {.moves_beside = true, .keeps = delta_ != nullptr};
+  for (const double of_launch : elements) {
+    choices.is_idle.push_back(of_launch == 0);
+  }
+  (plan_.side(number) == fb::Side::kDestination ? choices.read_sources
+                                                : choices.readers) = pulled;
+  const std::vector<Step> steps = ListSteps(schedule, ends, choices);
+  size_t passed = 0;  // works
+  const auto pass = [&](size_t until, uint32_t begin) {
+    for (; passed < until; ++passed) {
+      if (works[passed].mechanism == fb::Mechanism::kDirect &&
+          !ends[passed].moves) {
+        AddUnmoved(rank, schedule, works[passed], begin);
+      }
     }
+  };
+  rank.last.fill(agreed_);
+  for (const Step& step : steps) {
+    uint32_t& last = rank.last[cpu ? 0 : static_cast<size_t>(step.lane)];
+    // What the first of a lane waits for is in `after`.
+    Tasks before = {last};
+    for (const uint32_t other : step.after) before.push_back(rank.done[other]);
+    const RoundWork* const work =
+        step.round == kNoRound ? nullptr : &works[step.round];
+    const uint32_t index = work == nullptr ? kNone : work->index;
+    const Point here(number, work == nullptr ? kBehindRounds : index);
+    if (work != nullptr) pass(step.round, rank.last[0]);
+    uint32_t done = last;
+    switch (step.kind) {
+      case StepKind::kQuantize:
+        done =
+            Add(rank, TaskKind::kQuantize, kNone,
+                elements[*step.number] / options_.quantized_elements_per_second,
+                before);
+        break;
+      case StepKind::kPack:
+        done = Add(rank, TaskKind::kPack, index,
+                   CopySeconds(rank, schedule, *work, fb::MessageKind::kSend),
+                   before);
+        break;
+      case StepKind::kExchange:
+        done = AddExchange(rank, schedule, *work, parts[step.round], before);
+        break;
+      case StepKind::kUnpack:
+        done = Add(rank, TaskKind::kUnpack, index,
+                   CopySeconds(rank, schedule, *work, fb::MessageKind::kRecv),
+                   before);
+        break;
+      case StepKind::kGrant:
+        done = Add(rank, TaskKind::kPoint, index, 0, before);
+        granted_[here] = done;
+        granted_.try_emplace(Point(number, kFirstGrant), done);
+        break;
+      case StepKind::kAwaitGrants:
+        done = Join(rank, index, before);
+        rank.grants_awaited = step.peers;
+        break;
+      case StepKind::kMove:
+        done = work == nullptr ? AddPulls(rank, schedule, before)
+                               : AddMove(rank, schedule, *work, peers, before);
+        for (const int32_t target : rank.grants_awaited) {
+          await_grants_.emplace_back(Point(target, here.second), rank.start);
+        }
+        rank.grants_awaited = {};
+        break;
+      case StepKind::kFinish:
+        finished_[here] = last;
+        break;
+      case StepKind::kAwaitFinishes:
+        if (work != nullptr) pass(step.round + 1, last);
+        done = work == nullptr ? AddAwaitedReads(rank, schedule, before)
+                               : Add(rank, TaskKind::kPoint, index, 0, before);
+        for (const int32_t origin : step.peers) {
+          await_finishes_.emplace_back(Point(origin, here.second), done);
+        }
+        break;
+      case StepKind::kJoin:
+        pass(works.size(), last);
+        done = Join(rank, kNone, before);
+        break;
+      case StepKind::kKeep:
+        done = AddKeep(rank, schedule, before);
+        break;
+      // Refits that digest beside their rounds are not simulated.
+      case StepKind::kProgress:
+      case StepKind::kDigest:
+      case StepKind::kDigestRest:
+      case StepKind::kZero:
+      case StepKind::kHooks:
+        break;
+    }
+    last = done;
+    rank.done.push_back(done);
   }
-  AddQuantizes(rank, schedule, works.size(), quantizes);
-  if (rank.beside != kNone) {
-    rank.main = Add(rank, TaskKind::kPoint, kNone, 0, {rank.main, rank.beside});
-  }
-  AddPulls(rank, schedule);
-  if (delta_ != nullptr) AddEnd(rank, schedule);
 }
 
 const std::set<uint32_t>& Builder::PulledSlotsOf(int32_t rank) {
@@ -469,61 +562,60 @@ void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
   }
 }
 
-// RefitEnqueuer::EnqueuePulls.
-void Builder::AddPulls(Rank& rank, const RankSchedule& schedule) {
-  if (rank.pulls.empty()) return;
-  const Point here(rank.number, kBehindRounds);
-  const bool reads = plan_.side(rank.number) == fb::Side::kDestination;
+uint32_t Builder::AddPulls(Rank& rank, const RankSchedule& schedule,
+                           const Tasks& before) {
   size_t last = 0;
   for (const auto& [peer, pull] : rank.pulls) last = std::max(last, pull.work);
   const uint32_t index = schedule.rounds()[last].index;
-  const uint32_t begin = Add(rank, TaskKind::kPoint, index, 0, {rank.main});
-  uint32_t start = kNone;
-  uint32_t moved = kNone;
-  if (reads) {
-    start = Add(rank, TaskKind::kStart, index, options_.direct_round_seconds,
-                {begin});
-    moved = Add(rank, TaskKind::kPoint, index, 0, {start});
-    const uint32_t quantized =
-        Add(rank, TaskKind::kQuantize, index,
-            rank.pulled_elements / options_.fused_elements_per_second, {start});
-    AddWait(quantized, moved);
-    finished_[here] = moved;
-    rank.main = moved;
-  } else {
-    granted_[here] = begin;
-    rank.main = Add(rank, TaskKind::kPoint, index, 0, {begin});
-  }
+  rank.start =
+      Add(rank, TaskKind::kStart, index, options_.direct_round_seconds, before);
+  const uint32_t moved = Add(rank, TaskKind::kPoint, index, 0, {rank.start});
+  AddWait(Add(rank, TaskKind::kQuantize, index,
+              rank.pulled_elements / options_.fused_elements_per_second,
+              {rank.start}),
+          moved);
   for (const auto& [peer, pull] : rank.pulls) {
-    const Operation operation = {
-        .kind = reads ? fb::MessageKind::kRecv : fb::MessageKind::kSend,
-        .peer = peer,
-        .size_bytes = pull.bytes};
-    const uint32_t message =
-        MessageTask(rank, schedule.rounds()[pull.work], kBehindRounds,
-                    operation, pull.bytes, pull.position, /*ordinal=*/0);
-    if (!reads) {
-      await_finishes_.emplace_back(Point(peer, kBehindRounds), rank.main);
-      continue;
-    }
-    await_grants_.emplace_back(Point(peer, kBehindRounds), start);
-    AddWait(start, message);
+    const uint32_t message = PullTask(rank, schedule, peer, pull);
+    AddWait(rank.start, message);
     AddWait(message, moved);
   }
+  return moved;
 }
 
-void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
-                           size_t rounds_before, size_t& next) {
+// By the destinations that pull from this source.
+uint32_t Builder::AddAwaitedReads(Rank& rank, const RankSchedule& schedule,
+                                  const Tasks& before) {
+  size_t last = 0;
+  for (const auto& [peer, pull] : rank.pulls) {
+    last = std::max(last, pull.work);
+    PullTask(rank, schedule, peer, pull);
+  }
+  return Add(rank, TaskKind::kPoint, schedule.rounds()[last].index, 0, before);
+}
+
+uint32_t Builder::PullTask(const Rank& rank, const RankSchedule& schedule,
+                           int32_t peer, const Pull& pull) {
+  const bool reads = plan_.side(rank.number) == fb::Side::kDestination;
+  const Operation operation = {
+      .kind = reads ? fb::MessageKind::kRecv : fb::MessageKind::kSend,
+      .peer = peer,
+      .size_bytes = pull.bytes};
+  return MessageTask(rank, schedule.rounds()[pull.work], kBehindRounds,
+                     operation, pull.bytes, pull.position, /*ordinal=*/0);
+}
+
+// By launch, but for what is fused or pulled.
+std::vector<double> Builder::QuantizedElements(Rank& rank,
+                                               const RankSchedule& schedule) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(rank.number));
   static const std::set<uint32_t> none;
   const std::set<uint32_t>& pulled =
       rank.pulls.empty() ? none : PulledSlotsOf(rank.number);
-  for (; next < schedule.quantizes().size() &&
-         schedule.quantizes()[next].after == rounds_before;
-       ++next) {
-    double elements = 0;
-    for (const uint32_t position : schedule.quantizes()[next].operations) {
+  std::vector<double> elements;
+  for (const QuantizeLaunch& launch : schedule.quantizes()) {
+    elements.push_back(0);
+    for (const uint32_t position : launch.operations) {
       if (rank.is_fused[position]) continue;
       const fb::Quantize& operation = *program.quantizes()->Get(position);
       double matrices = 1;
@@ -532,24 +624,12 @@ void Builder::AddQuantizes(Rank& rank, const RankSchedule& schedule,
             body_.quantize_loops()->Get(operation.loops_begin() + i)->extent());
       }
       (pulled.contains(operation.input_slot()) ? rank.pulled_elements
-                                               : elements) +=
+                                               : elements.back()) +=
           matrices * static_cast<double>(operation.rows()) *
           static_cast<double>(operation.columns());
     }
-    if (elements == 0) {
-      rank.quantized.push_back(rank.quantize);
-      continue;
-    }
-    uint32_t unpacked = kNone;  // the last before
-    for (size_t round = rounds_before; round-- > 0 && unpacked == kNone;) {
-      unpacked = rank.unpacked[round];
-    }
-    rank.quantize = Add(rank, TaskKind::kQuantize, kNone,
-                        elements / options_.quantized_elements_per_second,
-                        {rank.main, unpacked, rank.quantize});
-    rank.quantized.push_back(rank.quantize);
-    Serialize(rank, rank.quantize);
   }
+  return elements;
 }
 
 // Calls `each` with the number of each operation of the work, and its
@@ -662,17 +742,6 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
              (kind == fb::MessageKind::kSend ? costs_.encode : costs_.apply);
 }
 
-bool Builder::Codes(const Rank& rank, const RankSchedule& schedule,
-                    const RoundWork& work, fb::MessageKind kind) const {
-  for (uint32_t i = 0; i < work.operations_count; ++i) {
-    const uint32_t number = work.operations_begin + i;
-    if (schedule.operations()[number].kind == kind && IsCoded(rank, number)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 double Builder::StartSeconds(const RankSchedule& schedule,
                              const RoundWork& work, fb::Route route) const {
   if (route == fb::Route::kNetwork) return options_.network_round_seconds;
@@ -695,27 +764,12 @@ double Builder::StartSeconds(const RankSchedule& schedule,
   return options_.peer_round_seconds + messages * message_seconds;
 }
 
-// RefitEnqueuer::EnqueueStaged.
-void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
-                        uint32_t part) {
-  const RoundWork& round = schedule.rounds()[work];
-  const uint32_t quantized = At(rank.quantized, round.quantized);
-  const uint32_t reuses_unpacked = At(rank.unpacked, round.reuses_unpacked);
-  uint32_t packed = kNone;
-  if (round.pack_batch.has_value() ||
-      Codes(rank, schedule, round, fb::MessageKind::kSend)) {
-    packed = Add(rank, TaskKind::kPack, round.index,
-                 CopySeconds(rank, schedule, round, fb::MessageKind::kSend),
-                 {rank.pack, At(rank.exchanged, round.reuses), reuses_unpacked,
-                  At(rank.unpacked, round.relays),
-                  round.relays_stored ? rank.main : kNone, quantized});
-    if (options_.executor == Executor::kCpu) AddWait(rank.main, packed);
-    rank.pack = packed;
-    Serialize(rank, packed);
-  }
+uint32_t Builder::AddExchange(Rank& rank, const RankSchedule& schedule,
+                              const RoundWork& round, uint32_t part,
+                              const Tasks& before) {
   const auto add_start = [&](TaskKind kind, fb::Route route) {
     return Add(rank, kind, round.index, StartSeconds(schedule, round, route),
-               {rank.main, packed, reuses_unpacked, quantized});
+               before);
   };
   const uint32_t start = add_start(TaskKind::kStart, round.route);
   // What is dealt out beside messages between hosts starts beside them.
@@ -736,17 +790,7 @@ void Builder::AddStaged(Rank& rank, const RankSchedule& schedule, size_t work,
         AddWait(is_dealt ? dealt : start, message);
         AddWait(message, exchanged);
       });
-  rank.main = exchanged;
-  rank.exchanged[work] = exchanged;
-  if (!round.unpack_batch.has_value() &&
-      !Codes(rank, schedule, round, fb::MessageKind::kRecv)) {
-    return;
-  }
-  rank.unpack = Add(rank, TaskKind::kUnpack, round.index,
-                    CopySeconds(rank, schedule, round, fb::MessageKind::kRecv),
-                    {exchanged, rank.unpack});
-  rank.unpacked[work] = rank.unpack;
-  Serialize(rank, rank.unpack);
+  return exchanged;
 }
 
 // Of quantization that the round's copies do, beside their bytes on links.
@@ -770,59 +814,40 @@ double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
   return elements / options_.fused_elements_per_second;
 }
 
-// RefitEnqueuer::EnqueueDirect.
-void Builder::AddDirect(Rank& rank, const RankSchedule& schedule, size_t work,
-                        const DirectEnds& ends, const PeerTensors& peers) {
-  const RoundWork& round = schedule.rounds()[work];
-  const Point here(rank.number, round.index);
-  uint32_t& stream = ends.beside ? rank.beside : rank.main;
-  const uint32_t begin = Add(rank, TaskKind::kPoint, round.index, 0,
-                             {stream, At(rank.unpacked, round.relays),
-                              At(rank.quantized, round.quantized)});
-  if (!ends.grant.empty()) {
-    granted_[here] = begin;
-    granted_.try_emplace(Point(rank.number, kFirstGrant), begin);
+uint32_t Builder::AddMove(Rank& rank, const RankSchedule& schedule,
+                          const RoundWork& round, const PeerTensors& peers,
+                          const Tasks& before) {
+  const uint32_t start = rank.start =
+      Add(rank, TaskKind::kStart, round.index, options_.direct_round_seconds,
+          before);
+  const uint32_t moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
+  ForEachMessage(rank, schedule, round, /*part=*/0,
+                 [&](uint32_t number, uint32_t message) {
+                   const Operation& operation = schedule.operations()[number];
+                   if (!peers.Moves(operation.kind, operation.peer)) return;
+                   AddWait(start, message);
+                   AddWait(message, moved);
+                 });
+  if (const double seconds = FusedSeconds(rank, schedule, round); seconds > 0) {
+    AddWait(Add(rank, TaskKind::kQuantize, round.index, seconds, {start}),
+            moved);
   }
-  uint32_t moved = begin;
-  if (ends.moves) {
-    const uint32_t start = Add(rank, TaskKind::kStart, round.index,
-                               options_.direct_round_seconds, {begin});
-    for (const int32_t target : ends.await_grants) {
-      await_grants_.emplace_back(Point(target, round.index), start);
-    }
-    moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
-    ForEachMessage(rank, schedule, round, /*part=*/0,
-                   [&](uint32_t number, uint32_t message) {
-                     const Operation& operation = schedule.operations()[number];
-                     if (!peers.Moves(operation.kind, operation.peer)) return;
-                     AddWait(start, message);
-                     AddWait(message, moved);
-                   });
-    if (const double seconds = FusedSeconds(rank, schedule, round);
-        seconds > 0) {
-      AddWait(Add(rank, TaskKind::kQuantize, round.index, seconds, {start}),
-              moved);
-    }
-    finished_[here] = moved;
-  } else {
-    // What is read behind the rounds may leave an empty message, which nobody
-    // moves.
-    ForEachMessage(rank, schedule, round, /*part=*/0,
-                   [&](uint32_t number, uint32_t message) {
-                     const Operation& operation = schedule.operations()[number];
-                     if (!rank.pulls.empty() &&
-                         operation.kind == fb::MessageKind::kSend &&
-                         rank.pulled_bytes[number] == operation.size_bytes) {
-                       AddWait(begin, message);
-                     }
-                   });
-  }
-  stream = moved;
-  if (ends.await_finishes.empty()) return;
-  rank.main = Add(rank, TaskKind::kPoint, round.index, 0, {moved});
-  for (const int32_t origin : ends.await_finishes) {
-    await_finishes_.emplace_back(Point(origin, round.index), rank.main);
-  }
+  return moved;
+}
+
+// Messages of a direct round in which the rank moves nothing. What is read
+// behind the rounds may leave an empty one, which nobody moves.
+void Builder::AddUnmoved(Rank& rank, const RankSchedule& schedule,
+                         const RoundWork& round, uint32_t begin) {
+  ForEachMessage(rank, schedule, round, /*part=*/0,
+                 [&](uint32_t number, uint32_t message) {
+                   const Operation& operation = schedule.operations()[number];
+                   if (!rank.pulls.empty() &&
+                       operation.kind == fb::MessageKind::kSend &&
+                       rank.pulled_bytes[number] == operation.size_bytes) {
+                     AddWait(begin, message);
+                   }
+                 });
 }
 
 // UCX asks a sender for its message over the connection on which it sends its

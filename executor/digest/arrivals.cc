@@ -7,6 +7,7 @@
 #include "executor/copies/tensor_box.h"
 #include "executor/copies/tensor_table.h"
 #include "executor/direct_ends.h"
+#include "executor/direct_steps.h"
 #include "plan/vector_length.h"
 
 namespace refit {

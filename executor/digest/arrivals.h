@@ -7,29 +7,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "executor/direct_steps.h"
 #include "executor/peer_tensors.h"
 #include "executor/rank_schedule.h"
+#include "executor/steps.h"
 #include "plan/plan_file.h"
 
 namespace refit {
 
-// Arrivals are counted: kDirectSteps for each round of a rank's schedule. A
-// staged round has them all at its end, a direct one step by step.
-inline size_t ArrivalsUntil(size_t round, uint32_t step = kDirectSteps - 1) {
-  return round * kDirectSteps + step + 1;
-}
-
-// What a rank does in a direct round of a checked refit, at the end of each
-// step. Ranks are ascending.
-struct StepReports {
-  bool moves = false;            // it moves bytes step by step
-  std::vector<int32_t> targets;  // that it tells
-  std::vector<int32_t> origins;  // that tell it
-
-  bool IsStepped() const { return moves || !origins.empty(); }
-};
-
+// Arrivals as ArrivalsUntil counts them (executor/steps.h).
 struct Arrivals {
   std::vector<StepReports> reports;  // by round of the schedule
   // By entry of the rank's TensorTable: after how many arrivals it is digested.

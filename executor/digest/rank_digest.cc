@@ -118,13 +118,10 @@ absl::Status RankDigest::Restart(Stream stream) {
   return batches_->Enqueue(kZeroBatch, stream);
 }
 
-bool RankDigest::IsDue(size_t arrivals) const {
-  return enqueued_ < begins_after_.size() &&
-         begins_after_[enqueued_] <= arrivals;
-}
-
 absl::Status RankDigest::EnqueueArrived(size_t arrivals, Stream stream) {
-  for (; IsDue(arrivals); ++enqueued_) {
+  for (;
+       enqueued_ < begins_after_.size() && begins_after_[enqueued_] <= arrivals;
+       ++enqueued_) {
     const absl::Status status = batches_->EnqueueStep(
         kDigestBatch, static_cast<uint32_t>(enqueued_), stream,
         /*unless=*/nullptr, {.way = DeviceUse::Way::kBesideRounds});

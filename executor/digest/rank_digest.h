@@ -39,11 +39,10 @@ class RankDigest {
   // The same in steps, beside a refit: first Restart, then EnqueueArrived as
   // bytes come, then EnqueueRest.
   absl::Status Restart(Stream stream);
-  // In how many steps at most.
-  size_t steps() const { return begins_after_.size(); }
-  // Whether some step that was not enqueued is whole after so many arrivals.
-  bool IsDue(size_t arrivals) const;
-  // Enqueues these, on a part of a GPU.
+  // By step: after how many arrivals it may begin, ascending.
+  absl::Span<const size_t> due() const { return begins_after_; }
+  // Enqueues the steps that are whole after so many arrivals and were not
+  // enqueued, on a part of a GPU.
   absl::Status EnqueueArrived(size_t arrivals, Stream stream);
   // Enqueues what is not begun then, on all of the GPU. `stream` may be another
   // than that of the steps; Read comes after both.
@@ -60,9 +59,8 @@ class RankDigest {
   Device& device_;
   const std::vector<DigestBox> boxes_;
   std::vector<DigestPart> parts_;
-  // By step of the digests: after how many arrivals it may begin, ascending.
-  std::vector<size_t> begins_after_;
-  size_t enqueued_ = 0;  // steps, since Restart
+  std::vector<size_t> begins_after_;  // due()
+  size_t enqueued_ = 0;               // steps, since Restart
   // DigestSum by part, then what is begun by step.
   std::unique_ptr<DeviceMemory> sums_;
   std::unique_ptr<DeviceStream> stream_;  // that reads them

@@ -74,11 +74,13 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
          RankDigest::Create(plan, rank, device, addresses, std::move(boxes)));
   }
   make(check->stream_, device.CreateStream());
-  make(check->arrived_, device.CreateEvent());
   make(check->digested_, device.CreateEvent());
   if (status.ok()) {
-    // The rest is one more.
-    status = check->digest_time_.Reserve(check->tensors_->steps() + 1, device);
+    // What has to wait for all is the rest.
+    for (const size_t arrivals : check->tensors_->due()) {
+      if (arrivals < check->arrivals_.count) check->due_.push_back(arrivals);
+    }
+    status = check->digest_time_.Reserve(check->due_.size() + 1, device);
   }
   if (!status.ok()) return status;
   return check;
@@ -87,39 +89,21 @@ absl::StatusOr<std::unique_ptr<StateCheck>> StateCheck::Create(
 absl::Status StateCheck::Begin(Stream stream) {
   digest_time_.Restart();
   // Steps of a refit that failed may still be to come.
-  Await(stream);
-  // On `stream`, where End may go on without the check's own.
-  absl::Status status = tensors_->Restart(stream);
-  status.Update(arrived_->Record(stream));
-  status.Update(arrived_->Await(stream_->get()));
-  return status;
-}
-
-absl::Status StateCheck::EnqueueArrived(size_t arrivals, Stream stream,
-                                        DeviceEvent* unpacked) {
-  if (arrivals >= arrivals_.count || !tensors_->IsDue(arrivals)) {
-    return absl::OkStatus();
-  }
-  absl::Status status = arrived_->Record(stream);
-  status.Update(arrived_->Await(stream_->get()));
-  if (unpacked != nullptr) status.Update(unpacked->Await(stream_->get()));
-  status.Update(digest_time_.Time(stream_->get(), [&] {
-    return tensors_->EnqueueArrived(arrivals, stream_->get());
-  }));
-  return status;
-}
-
-absl::Status StateCheck::End(Stream stream) {
-  absl::Status status =
-      digest_time_.Time(stream, [&] { return tensors_->EnqueueRest(stream); });
-  status.Update(digested_->Record(stream_->get()));
+  absl::Status status = digested_->Record(stream_->get());
   status.Update(digested_->Await(stream));
+  status.Update(tensors_->Restart(stream));
   return status;
 }
 
-void StateCheck::Await(Stream stream) {
-  (void)digested_->Record(stream_->get());
-  (void)digested_->Await(stream);
+absl::Status StateCheck::EnqueueArrived(size_t arrivals) {
+  return digest_time_.Time(stream_->get(), [&] {
+    return tensors_->EnqueueArrived(arrivals, stream_->get());
+  });
+}
+
+absl::Status StateCheck::EnqueueRest(Stream stream) {
+  return digest_time_.Time(stream,
+                           [&] { return tensors_->EnqueueRest(stream); });
 }
 
 bool StateCheck::DigestsScratch() const {

@@ -27,6 +27,7 @@
 #include "absl/types/span.h"
 #include "executor/digest/rank_digest.h"
 #include "executor/rank_schedule.h"
+#include "executor/steps.h"
 #include "executor/time_sum.h"
 #include "plan/plan_file.h"
 #include "refit/device.h"
@@ -42,24 +43,18 @@ class StateCheck {
       Device& device, absl::Span<std::byte* const> addresses,
       Arrivals arrivals);
 
-  // What the rank tells and hears in a round of its schedule while it is
-  // checked.
-  const StepReports& reports(size_t round) const {
-    return arrivals_.reports[round];
+  // What a refit does of the check beside its rounds. Valid as long as this.
+  StepDigests digests() const {
+    return {.reports = arrivals_.reports, .due = due_};
   }
-  // Tensors are digested on a stream of the check's own, beside the refit on
-  // `stream`: first Begin, then EnqueueArrived as they come, from 0 on, then
-  // End, from where on `stream` may change them. All of the GPU does what is
-  // not begun when `stream` comes to End.
+  // The lane of these digests.
+  Stream stream() const { return stream_->get(); }
+  // First Begin on the stream of the refit, then EnqueueArrived as bytes come,
+  // behind them, then EnqueueRest on the stream of the refit: all of the GPU
+  // does what is not begun then. Tensors may change behind both.
   absl::Status Begin(Stream stream);
-  // Enqueues what is whole after so many arrivals, behind what `stream` and
-  // `unpacked`, unless null, have come to. What all have to arrive for is left
-  // to End.
-  absl::Status EnqueueArrived(size_t arrivals, Stream stream,
-                              DeviceEvent* unpacked);
-  absl::Status End(Stream stream);
-  // Makes `stream` wait for what was enqueued of a refit that failed.
-  void Await(Stream stream);
+  absl::Status EnqueueArrived(size_t arrivals);
+  absl::Status EnqueueRest(Stream stream);
   // Whether any rank quantizes, so that scratch is digested between rounds.
   bool DigestsScratch() const;
   // Enqueues the digests of the scratch of quantize launch `launch`, behind it.
@@ -117,10 +112,10 @@ class StateCheck {
   const PlanFile& plan_;
   const Arrivals arrivals_;
   const std::vector<DigestRegion> regions_;
-  std::unique_ptr<DeviceStream> stream_;  // of tensors' digests
-  std::unique_ptr<DeviceEvent> arrived_;
-  std::unique_ptr<DeviceEvent> digested_;
-  std::unique_ptr<RankDigest> tensors_;               // the worker's
+  std::unique_ptr<DeviceStream> stream_;   // of tensors' digests
+  std::unique_ptr<DeviceEvent> digested_;  // up to there, before
+  std::vector<size_t> due_;                // by step that may come before all
+  std::unique_ptr<RankDigest> tensors_;    // the worker's
   std::vector<std::unique_ptr<RankDigest>> scratch_;  // by quantize launch
   TimeSum digest_time_;
   double compare_seconds_ = 0;

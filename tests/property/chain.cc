@@ -19,6 +19,7 @@
 #include "runner/local_ranks.h"
 #include "simulator/simulation.h"
 #include "tests/compiler/temporary_directory.h"
+#include "tests/executor/refit_order.h"
 
 namespace refit {
 namespace {
@@ -228,6 +229,12 @@ std::string RunChain(const ChainCase& chain, ChainFacts& facts) {
   }
   if (std::string overfull = OverfullRound(*plan); !overfull.empty()) {
     return overfull;
+  }
+  for (const DirectRounds direct :
+       {DirectRounds::kStored, DirectRounds::kSent}) {
+    std::string race = RefitOrder(*plan, {.direct = direct}).FirstRace();
+    if (!race.empty()) return race;
+    if (!HasDirectRounds(*plan)) break;
   }
 
   if (std::string mistake = SimulationMistake(*plan, compiled.options);

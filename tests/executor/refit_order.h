@@ -1,0 +1,71 @@
+// Whether all that touches the same bytes in a refit is ordered, within a rank
+// and across ranks, by the steps of the ranks' lists (executor/steps.h) alone.
+//
+// An oracle: it knows nothing of rounds, windows or slots. It takes the copies
+// that executors issue, at made-up addresses, and what the lists say. The first
+// and the last step of a rank stand for what its worker does before and after
+// the refit: they write all of its memory.
+#ifndef REFIT_TESTS_EXECUTOR_REFIT_ORDER_H_
+#define REFIT_TESTS_EXECUTOR_REFIT_ORDER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "executor/rank_schedule.h"
+#include "plan/plan_file.h"
+
+namespace refit {
+
+struct RefitOrderOptions {
+  DirectRounds direct = DirectRounds::kStored;
+  // Sources quantize where they store, and destinations from what they read.
+  bool fuses = false;
+};
+
+class RefitOrder {
+ public:
+  // Of a plan that is proved, with few bytes. Every rank can map every other.
+  RefitOrder(const PlanFile& plan, const RefitOrderOptions& options);
+
+  // The number of waits of steps for steps of other lanes. One of them, by its
+  // number, can be left out below.
+  size_t waits() const { return waits_.size(); }
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+  // "pack after exchange".
+  std::string KindOfWait(size_t wait) const;
+
+  // Two steps that touch a byte, one of them writing, with no order between
+  // them; or steps that wait for each other in a circle. Empty: there are none.
+  std::string FirstRace(size_t without_wait = kNone) const;
+
+ private:
+  // A step has two nodes: 2 * step where it begins, 2 * step + 1 where it ends.
+  using Node = uint32_t;
+  struct Edge {
+    Node from = 0;
+    Node to = 0;
+  };
+  // Bytes [begin, end).
+  struct Access {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    uint32_t step = 0;
+    bool writes = false;
+  };
+  class Lister;
+
+  // By node, a bit for each node that comes before it; empty: a circle.
+  std::vector<std::vector<uint64_t>> NodesBefore(size_t without_wait) const;
+
+  std::vector<std::string> names_;  // by step of all ranks
+  std::vector<const char*> kinds_;  // likewise
+  std::vector<Edge> edges_;         // those that cannot be left out
+  std::vector<Edge> waits_;
+  std::vector<Access> accesses_;  // by their begin
+};
+
+}  // namespace refit
+
+#endif  // REFIT_TESTS_EXECUTOR_REFIT_ORDER_H_

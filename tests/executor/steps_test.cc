@@ -1,0 +1,110 @@
+// The list of a rank's steps, and that it orders all that touches the same
+// bytes.
+#include "executor/steps.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/executor/nccl_world.h"
+#include "tests/executor/plan_builder.h"
+#include "tests/executor/refit_order.h"
+
+namespace refit {
+namespace {
+
+struct OrderCase {
+  std::string name;
+  std::function<PlanFile()> plan;
+  RefitOrderOptions options = {};
+};
+
+std::string HostsJob(const std::string& hosts, const std::string& options) {
+  return absl::StrCat(R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [480, 36], "dtype": "bf16"},
+      {"name": "v", "shape": [36, 480], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"hosts": [)",
+                      hosts, R"(],
+      "peer_gigabytes_per_second": 0.1,
+      "network_gigabytes_per_second": 0.01},
+    "options": {)",
+                      options, "}}");
+}
+
+std::vector<OrderCase> OrderCases() {
+  const auto reshard = [](ReshardOptions options) {
+    return [=] { return ReshardPlan(options).Open(); };
+  };
+  const auto hosts = [](std::string at, std::string options, int32_t slots) {
+    return [=] {
+      return CompiledPlan(HostsJob(at, options), "",
+                          [&](Limits& limits) { limits.slots = slots; });
+    };
+  };
+  const auto windows = [](std::string options) {
+    return [=] { return WindowsPlan(options); };
+  };
+  return {
+      {"Staged", reshard({.layers = 9, .rows = 12, .columns = 30})},
+      {"Direct", reshard({.layers = 4, .mechanism = fb::Mechanism::kDirect})},
+      {"DirectInParts",
+       reshard({.layers = 4, .mechanism = fb::Mechanism::kDirect}),
+       {.direct = DirectRounds::kSent}},
+      {"StagedRelays", hosts("0, 1, 2, 3, 4, 5",
+                             R"("peer": "staged", "bucket_bytes": 4096)", 2)},
+      {"DealtInHosts", hosts("0, 1, 1, 2, 2, 3",
+                             R"("peer": "staged", "bucket_bytes": 4096)", 3)},
+      {"DirectRelays", hosts("0, 1, 1, 1, 2, 2", R"("bucket_bytes": 4096)", 2)},
+      {"QuantizedThroughScratch", windows(R"("scratch_bytes": 150000)")},
+      {"QuantizedByStores",
+       windows(R"("scratch_bytes": 150000)"),
+       {.fuses = true}},
+      {"QuantizedByPulls",
+       windows(R"("direct": "pull", "scratch_bytes": 150000)")},
+      {"QuantizedStaged",
+       windows(R"("peer": "staged", "scratch_bytes": 150000)")},
+      {"Colocated",
+       [] {
+         return CompiledPlan(ReshardJob(3, 3, "", R"(, "colocated": true)"));
+       }},
+  };
+}
+
+class StepOrderTest : public testing::TestWithParam<OrderCase> {};
+
+TEST_P(StepOrderTest, WhatTouchesTheSameBytesIsOrdered) {
+  EXPECT_EQ(RefitOrder(GetParam().plan(), GetParam().options).FirstRace(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, StepOrderTest, testing::ValuesIn(OrderCases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Without it two steps race, in some plan.
+TEST(StepsTest, EveryKindOfWaitIsNeeded) {
+  std::set<std::string> kinds;
+  std::set<std::string> needed;
+  for (const OrderCase& of : OrderCases()) {
+    const RefitOrder order(of.plan(), of.options);
+    for (size_t wait = 0; wait < order.waits(); ++wait) {
+      const std::string kind = order.KindOfWait(wait);
+      kinds.insert(kind);
+      if (!needed.contains(kind) && !order.FirstRace(wait).empty()) {
+        needed.insert(kind);
+      }
+    }
+  }
+  EXPECT_GT(kinds.size(), 15);
+  EXPECT_EQ(needed, kinds);
+}
+
+}  // namespace
+}  // namespace refit
