@@ -10,17 +10,19 @@ include(CMakePackageConfigHelpers)
 set_target_properties(refit_shared PROPERTIES EXPORT_NAME refit)
 set_target_properties(refit_executor PROPERTIES EXPORT_NAME executor)
 set_target_properties(refit_control PROPERTIES EXPORT_NAME control)
-set_target_properties(refit_rank_work PROPERTIES EXPORT_NAME rank_work)
+set_target_properties(refit_schedule PROPERTIES EXPORT_NAME schedule)
 set_target_properties(refit_plan PROPERTIES EXPORT_NAME plan)
 set_target_properties(refit_schema PROPERTIES EXPORT_NAME schema)
 set_target_properties(refit_sodium PROPERTIES EXPORT_NAME sodium)
-install(TARGETS refit_shared refit_executor refit_control refit_rank_work refit_plan refit_schema refit_sodium EXPORT refitTargets FILE_SET HEADERS)
+install(TARGETS refit_shared refit_executor refit_control refit_schedule refit_plan refit_schema refit_sodium EXPORT refitTargets FILE_SET HEADERS)
 
 file(GLOB headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/control/include/refit/*.h ${PROJECT_SOURCE_DIR}/executor/include/refit/*.h)
 install(FILES ${headers} DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/refit)
 install(FILES ${PROJECT_SOURCE_DIR}/plan/dtype.h ${PROJECT_SOURCE_DIR}/plan/element_types.h ${PROJECT_SOURCE_DIR}/plan/message_lists.h ${PROJECT_SOURCE_DIR}/plan/plan_file.h
   DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/plan)
+install(FILES ${PROJECT_SOURCE_DIR}/plan/schedule/coded_message.h ${PROJECT_SOURCE_DIR}/plan/schedule/copy_batch.h
+  ${PROJECT_SOURCE_DIR}/plan/schedule/operation.h DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/plan/schedule)
 install(FILES ${PROJECT_BINARY_DIR}/schema/generated/plan_generated.h DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/refit)

@@ -1,7 +1,7 @@
 # REFIT_TAKE_FROM: a build folder of the same compiler. Libraries without threads are taken from it, so that a tree with
 # ThreadSanitizer need not compile them again. It sees no access of theirs. They share one thing with threads, the lists of a
 # plan's messages: MessageLists::Of loads an atomic pointer, and who writes a list out (refit_plan) and the ranks that read it
-# (refit_rank_work) are compiled with ThreadSanitizer in each case.
+# (refit_schedule) are compiled with ThreadSanitizer in each case.
 set(REFIT_TAKE_FROM "" CACHE PATH "A build folder from which libraries without threads are taken")
 
 # refit_take(TARGET…): after all that a target links is said. Its own archive stays empty, and who links it links the other one.

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/copies/tensor_table.h"
+#include "plan/schedule/tensor_table.h"
 #include "refit/executor.h"
 
 namespace refit {

@@ -9,18 +9,18 @@
 #include "absl/strings/str_cat.h"
 #include "control/waiting.h"
 #include "executor/binding.h"
-#include "executor/copies/round_copies.h"
 #include "executor/delta/bitmaps.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
-#include "executor/direct_ends.h"
 #include "executor/nvtx.h"
 #include "executor/peer_tensors.h"
 #include "executor/post_hooks.h"
 #include "executor/quantize_pulls.h"
-#include "executor/rank_schedule.h"
 #include "executor/refit_enqueuer.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/round_copies.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 
@@ -271,10 +271,10 @@ void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
 absl::StatusOr<BoundRounds> Executor::PrepareRounds(
     absl::Span<std::byte* const> addresses,
     absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const {
-  absl::StatusOr<RoundCopies> copies =
-      BuildRoundCopies(plan_, options_.rank, *schedule_, addresses,
-                       staging_->data(), bound_->peers,
-                       /*joins_rounds=*/!options_.time_rounds);
+  absl::StatusOr<RoundCopies> copies = BuildRoundCopies(
+      plan_, options_.rank, *schedule_, addresses, staging_->data(),
+      bound_->peers, bound_->peers.addresses(),
+      /*joins_rounds=*/!options_.time_rounds);
   if (!copies.ok()) return copies.status();
   copies->batches[RankSchedule::kHookBatch] = hooks;
   DeltaRounds delta;

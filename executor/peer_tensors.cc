@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "control/payload.h"
-#include "executor/copies/tensor_table.h"
+#include "plan/schedule/tensor_table.h"
 
 namespace refit {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "executor/copies/tensor_table.h"
+#include "plan/schedule/tensor_table.h"
 #include "refit/device.h"
 #include "refit/executor.h"
 

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "control/payload.h"
-#include "executor/copies/round_copies.h"
-#include "executor/planned_pulls.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/round_copies.h"
 
 namespace refit {
 namespace {

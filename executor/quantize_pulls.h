@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "executor/peer_tensors.h"
-#include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/rank_schedule.h"
 #include "refit/device.h"
 #include "refit/transport.h"
 

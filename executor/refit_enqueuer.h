@@ -11,14 +11,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "executor/copies/round_copies.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/digest/state_check.h"
-#include "executor/direct_ends.h"
 #include "executor/nvtx.h"
-#include "executor/rank_schedule.h"
 #include "executor/refit_graph.h"
-#include "executor/steps.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/round_copies.h"
+#include "plan/schedule/steps.h"
 #include "refit/device.h"
 #include "refit/executor.h"
 #include "refit/transport.h"
@@ -53,10 +53,10 @@ struct BoundRounds {
   std::vector<RefitProgram> programs = {};  // RefitEnqueuer's
 };
 
-// Puts the steps of a refit on streams (executor/steps.h): a stream for each
-// lane, an event for each step that another lane waits for. Owns these, the
-// graph that steps are recorded as, and what is counted and timed of the last
-// refit.
+// Puts the steps of a refit on streams (plan/schedule/steps.h): a stream for
+// each lane, an event for each step that another lane waits for. Owns these,
+// the graph that steps are recorded as, and what is counted and timed of the
+// last refit.
 //
 // From Bind on nothing is allocated or waited for, but by PrepareCheck, to
 // record, and to find out what changed before a delta refit with staged rounds.

@@ -32,6 +32,14 @@ inline constexpr fb::ScaleFormat kUe8m0{2};
 inline constexpr fb::ScaleFormat kE8m0{3};
 }  // namespace scale_format
 
+// What becomes of an element x (executor/device/element_function.h).
+enum class ElementFunction : uint8_t {
+  kAddOne,         // x + 1
+  kSubtractOne,    // x - 1
+  kNegativeExp,    // -exp(x)
+  kLogOfNegative,  // log(-x)
+};
+
 }  // namespace refit
 
 #endif  // REFIT_PLAN_ELEMENT_TYPES_H_

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "executor/copies/tensor_table.h"
 #include "executor/delta/bitmaps.h"
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/tensor_table.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 #include "refit/host_device.h"

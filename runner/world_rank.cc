@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
 #include "runner/rank_report.h"

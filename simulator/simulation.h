@@ -2,7 +2,7 @@
 //
 // The model is of flows. Every rank does the work of its program in the
 // executor's order and waits for what the executor waits for
-// (executor/rank_schedule.h, executor/direct_ends.h). A message is a flow from
+// (plan/schedule/steps.h). A message is a flow from
 // its sender's link to its receiver's. All flows share the links max-min
 // fairly. The rest costs fixed times and rates (simulator/costs.h).
 // docs/simulator.md tells what is left out.

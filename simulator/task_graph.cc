@@ -1,5 +1,5 @@
 // From a plan to the tasks of its ranks: those of each step of their lists
-// (executor/steps.h), which say what waits for what within a rank.
+// (plan/schedule/steps.h), which say what waits for what within a rank.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -8,16 +8,15 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "executor/copies/round_copies.h"
-#include "executor/copies/tensor_box.h"
-#include "executor/copies/tensor_table.h"
-#include "executor/delta/staged_deltas.h"
-#include "executor/direct_ends.h"
-#include "executor/peer_tensors.h"
-#include "executor/planned_pulls.h"
-#include "executor/rank_schedule.h"
-#include "executor/steps.h"
 #include "plan/dtype.h"
+#include "plan/schedule/delta_sizes.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/round_copies.h"
+#include "plan/schedule/steps.h"
+#include "plan/schedule/tensor_box.h"
+#include "plan/schedule/tensor_table.h"
 #include "plan/sent_ranges.h"
 #include "simulator/delta_costs.h"
 #include "simulator/equal_ranks.h"
@@ -118,7 +117,7 @@ class Builder {
     std::vector<uint32_t> done;         // the task that ends a step, by step
     absl::Span<const int32_t> grants_awaited;  // by the next step that moves
     uint32_t start = kNone;                    // of the last step that moved
-    const StagedDeltas* deltas = nullptr;      // of a refit that sends them
+    const DeltaSizes* deltas = nullptr;        // of a refit that sends them
     // By operation: it is a part of the rounds that store what it makes.
     std::vector<bool> is_fused;
     // Slots of scratch whose values are made by such operations alone.
@@ -155,7 +154,7 @@ class Builder {
                                         const RankSchedule& schedule);
   const std::set<uint32_t>& PulledSlotsOf(int32_t rank);
   void PlanFused(Rank& rank);
-  void PlanPulls(Rank& rank, const RankSchedule& schedule, PeerTensors& peers);
+  void PlanPulls(Rank& rank, const RankSchedule& schedule, DirectPairs& peers);
   double FusedSeconds(const Rank& rank, const RankSchedule& schedule,
                       const RoundWork& work) const;
   // Each returns the task that ends the step.
@@ -163,7 +162,7 @@ class Builder {
                        const RoundWork& round, uint32_t part,
                        const Tasks& before);
   uint32_t AddMove(Rank& rank, const RankSchedule& schedule,
-                   const RoundWork& round, const PeerTensors& peers,
+                   const RoundWork& round, const DirectPairs& peers,
                    const Tasks& before);
   uint32_t AddPulls(Rank& rank, const RankSchedule& schedule,
                     const Tasks& before);
@@ -313,7 +312,7 @@ absl::Status Builder::PlanDelta() {
   for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
     if (graph_.equal_ranks.StandInOf(rank) != rank) continue;
     const RankSchedule schedule = ScheduleOf(rank);
-    const StagedDeltas deltas(plan_, rank, schedule);
+    const DeltaSizes deltas(plan_, rank, schedule);
     rung_ = std::max(rung_, deltas.ExpectedRung(*options_.change_rate,
                                                 plan_.source_ranks()));
   }
@@ -358,10 +357,9 @@ uint32_t Builder::AddKeep(Rank& rank, const RankSchedule& schedule,
     }
   }
   // Bitmaps are cleared, however many changed.
-  const bool is_little =
-      delta_->changes() == fb::DeltaChanges::kBitmap ||
-      (!rank.deltas->IsAllWhole(rung_) &&
-       rate * StagedDeltas::kElementsPerChangeToTakeAll <= 1);
+  const bool is_little = delta_->changes() == fb::DeltaChanges::kBitmap ||
+                         (!rank.deltas->IsAllWhole(rung_) &&
+                          rate * DeltaSizes::kElementsPerChangeToTakeAll <= 1);
   const uint32_t keep = Add(
       rank, TaskKind::kKeep, kNone,
       is_little ? kept * costs_.keep : kept / options_.copy_bytes_per_second,
@@ -375,7 +373,7 @@ void Builder::AddRank(int32_t number) {
   const bool cpu = options_.executor == Executor::kCpu;
   const RankSchedule schedule = ScheduleOf(number);
   const std::vector<RoundWork>& works = schedule.rounds();
-  PeerTensors peers = PlannedPeerTensors(plan_, schedule);
+  DirectPairs peers = PlannedPairs(plan_, schedule);
   Rank rank(plan_, number, links_.place(number).slowness);
   rank.is_fused = FusedQuantizes(plan_, number, schedule, peers);
   PlanFused(rank);
@@ -384,7 +382,7 @@ void Builder::AddRank(int32_t number) {
       cpu ? std::vector<DirectEnds>(works.size())
           : ListDirectEnds(plan_, number, schedule, peers,
                            /*pulls=*/!peers.pulled_slots.empty());
-  std::optional<StagedDeltas> deltas;
+  std::optional<DeltaSizes> deltas;
   if (delta_ != nullptr) {
     deltas.emplace(plan_, number, schedule);
     rank.deltas = &*deltas;
@@ -516,7 +514,7 @@ void Builder::PlanFused(Rank& rank) {
 
 // What sources would store into scratch from which a destination quantizes.
 void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
-                        PeerTensors& peers) {
+                        DirectPairs& peers) {
   std::set<int32_t> readers;
   if (IsQuantizer(plan_, rank.number)) readers.insert(rank.number);
   for (const int32_t receiver : schedule.DirectReceivers()) {
@@ -815,7 +813,7 @@ double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
 }
 
 uint32_t Builder::AddMove(Rank& rank, const RankSchedule& schedule,
-                          const RoundWork& round, const PeerTensors& peers,
+                          const RoundWork& round, const DirectPairs& peers,
                           const Tasks& before) {
   const uint32_t start = rank.start =
       Add(rank, TaskKind::kStart, round.index, options_.direct_round_seconds,

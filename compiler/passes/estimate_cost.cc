@@ -48,7 +48,7 @@ double DealtSeconds(const Module& module, const RankLoad& load) {
 }
 
 // Whether each source moves what stays on its GPU beside its other rounds
-// (DirectEnds::beside in executor/direct_ends.h).
+// (DirectEnds::beside in plan/schedule/direct_ends.h).
 bool MovesLocalBeside(const Module& module) {
   const Stats& stats = module.stats;
   if (module.MechanismOf(Route::kLocal) != Mechanism::kDirect ||

@@ -6,7 +6,7 @@
 
 #include "executor/c_api/objects.h"
 #include "executor/c_api/status.h"
-#include "executor/copies/tensor_table.h"
+#include "plan/schedule/tensor_table.h"
 
 namespace refit {
 

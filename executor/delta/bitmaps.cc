@@ -5,8 +5,8 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "executor/copies/tensor_table.h"
 #include "plan/dtype.h"
+#include "plan/schedule/tensor_table.h"
 #include "plan/sent_ranges.h"
 
 namespace refit {

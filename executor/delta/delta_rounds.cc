@@ -3,9 +3,9 @@
 #include <map>
 #include <utility>
 
-#include "executor/copies/copy_batches.h"
-#include "executor/copies/tensor_table.h"
 #include "executor/delta/bitmaps.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/tensor_table.h"
 #include "plan/sent_ranges.h"
 
 namespace refit {
@@ -73,7 +73,7 @@ class DeltaRoundsBuilder {
       const Operation& operation = schedule_.operations()[number];
       const bool send = operation.kind == fb::MessageKind::kSend;
       if (const auto& in_tensor = copies_.in_tensor[number]) {
-        if (!rounds_.staged->IsCoded(number)) continue;
+        if (!rounds_.staged->sizes().IsCoded(number)) continue;
         AddRun(number, *in_tensor, operation.size_bytes, send);
       } else {
         const uint64_t begin = schedule_.parts()[number].staging_offset;
@@ -115,7 +115,7 @@ class DeltaRoundsBuilder {
       const uint64_t byte = (send ? copy.to : copy.from).byte_offset;
       const auto& [begin, operation] = *--staged.upper_bound(byte);
       operations.push_back(operation);
-      if (!rounds_.staged->IsCoded(operation)) continue;
+      if (!rounds_.staged->sizes().IsCoded(operation)) continue;
       StridedCopy in_tensor = copy;
       const auto first = all.loops.begin() + copy.loops_begin;
       CopyLoops loops(first, first + copy.loops_count);
@@ -132,7 +132,7 @@ class DeltaRoundsBuilder {
       CopyBatch whole;
       whole.share = all.share;
       for (size_t c = 0; c < all.copies.size(); ++c) {
-        if (!rounds_.staged->IsWhole(operations[c], rung)) continue;
+        if (!rounds_.staged->sizes().IsWhole(operations[c], rung)) continue;
         StridedCopy copy = all.copies[c];
         const auto loops = all.loops.begin() + copy.loops_begin;
         copy.loops_begin = static_cast<uint32_t>(whole.loops.size());

@@ -17,10 +17,10 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "executor/copies/round_copies.h"
 #include "executor/delta/staged_deltas.h"
-#include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/round_copies.h"
 #include "refit/device.h"
 
 namespace refit {

@@ -5,31 +5,14 @@
 #include "absl/strings/str_cat.h"
 
 namespace refit {
-namespace {
-
-uint64_t GroupsOf(const CodedMessage& message) {
-  return (message.elements() + kCodeGroupElements - 1) / kCodeGroupElements;
-}
-
-}  // namespace
-
-uint64_t CodedMessage::CodeBytes(uint64_t room) const {
-  return kCodeHeaderBytes + room * element_bytes + GroupsOf(*this) + room;
-}
-
-uint64_t CodedMessage::RoomOn(uint32_t rung) const {
-  const uint64_t others = elements() - always_elements;
-  return always_elements + ((others + (uint64_t{1} << rung) - 1) >> rung);
-}
-
 CodeWriter::CodeWriter(const CodedMessage& message, uint64_t room,
                        std::byte* code)
     : width_(message.element_bytes),
       code_(code),
       values_(code + kCodeHeaderBytes),
       groups_(values_ + room * width_),
-      positions_(groups_ + GroupsOf(message)) {
-  std::memset(groups_, 0, GroupsOf(message));
+      positions_(groups_ + message.groups()) {
+  std::memset(groups_, 0, message.groups());
 }
 
 void CodeWriter::Add(uint64_t element, const std::byte* value) {
@@ -54,7 +37,7 @@ absl::StatusOr<std::vector<uint64_t>> ElementsOfCode(
     const CodedMessage& message, uint64_t room, const std::byte* code) {
   const uint64_t width = message.element_bytes;
   const std::byte* const groups = ValuesOfCode(code) + room * width;
-  const std::byte* const positions = groups + GroupsOf(message);
+  const std::byte* const positions = groups + message.groups();
   uint32_t header[2];
   std::memcpy(header, code, sizeof(header));
   const uint64_t count = header[0];
@@ -63,7 +46,7 @@ absl::StatusOr<std::vector<uint64_t>> ElementsOfCode(
   }
   std::vector<uint64_t> elements;
   elements.reserve(count);
-  for (uint64_t group = 0; group < GroupsOf(message); ++group) {
+  for (uint64_t group = 0; group < message.groups(); ++group) {
     const auto in_group = static_cast<uint64_t>(groups[group]);
     if (in_group > count - elements.size()) {
       return DamagedCode(

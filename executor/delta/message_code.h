@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "executor/device/message_format.h"
+#include "plan/schedule/coded_message.h"
 #include "refit/device.h"
 
 namespace refit {

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "executor/copies/copy_batches.h"
 #include "executor/device/cast.h"
+#include "plan/schedule/copy_batches.h"
 #include "refit/device.h"
 
 namespace refit {

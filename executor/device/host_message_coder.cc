@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "executor/copies/copy_batches.h"
 #include "executor/delta/message_code.h"
 #include "executor/device/cast.h"
+#include "plan/schedule/copy_batches.h"
 
 namespace refit {
 namespace {

@@ -4,10 +4,10 @@
 #include <map>
 #include <utility>
 
-#include "executor/copies/tensor_box.h"
-#include "executor/copies/tensor_table.h"
-#include "executor/direct_ends.h"
-#include "executor/direct_steps.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/direct_steps.h"
+#include "plan/schedule/tensor_box.h"
+#include "plan/schedule/tensor_table.h"
 #include "plan/vector_length.h"
 
 namespace refit {
@@ -16,7 +16,7 @@ namespace {
 class ArrivalList {
  public:
   ArrivalList(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-              const PeerTensors& peers)
+              const DirectPairs& peers)
       : plan_(plan),
         body_(plan.body()),
         rank_(rank),
@@ -133,7 +133,7 @@ class ArrivalList {
   const int32_t rank_;
   const fb::RankProgram& program_;
   const RankSchedule& schedule_;
-  const PeerTensors& peers_;
+  const DirectPairs& peers_;
   const bool has_steps_;
   const std::vector<DirectEnds> ends_;
   const TensorTable tensors_;
@@ -145,7 +145,7 @@ class ArrivalList {
 }  // namespace
 
 Arrivals ListArrivals(const PlanFile& plan, int32_t rank,
-                      const RankSchedule& schedule, const PeerTensors& peers) {
+                      const RankSchedule& schedule, const DirectPairs& peers) {
   return ArrivalList(plan, rank, schedule, peers).List();
 }
 

@@ -7,14 +7,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "executor/peer_tensors.h"
-#include "executor/rank_schedule.h"
-#include "executor/steps.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/steps.h"
 
 namespace refit {
 
-// Arrivals as ArrivalsUntil counts them (executor/steps.h).
+// Arrivals as ArrivalsUntil counts them (plan/schedule/steps.h).
 struct Arrivals {
   std::vector<StepReports> reports;  // by round of the schedule
   // By entry of the rank's TensorTable: after how many arrivals it is digested.
@@ -27,7 +27,7 @@ struct Arrivals {
 // All ranks of the plan take the same `peers` for granted that they have bound
 // with.
 Arrivals ListArrivals(const PlanFile& plan, int32_t rank,
-                      const RankSchedule& schedule, const PeerTensors& peers);
+                      const RankSchedule& schedule, const DirectPairs& peers);
 
 }  // namespace refit
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "executor/copies/tensor_table.h"
 #include "executor/digest/param_box.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/tensor_table.h"
 #include "refit/device.h"
 
 namespace refit {

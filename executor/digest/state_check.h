@@ -26,10 +26,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "executor/digest/rank_digest.h"
-#include "executor/rank_schedule.h"
-#include "executor/steps.h"
 #include "executor/time_sum.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/steps.h"
 #include "refit/device.h"
 #include "refit/transport.h"
 

@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "executor/copies/copy_batches.h"
 #include "executor/digest/arrivals.h"
-#include "executor/direct_steps.h"
-#include "executor/planned_pulls.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/direct_steps.h"
 #include "tests/compiler/make_compact.h"
 #include "tests/executor/lazy_device.h"
 #include "tests/executor/local_world.h"
@@ -172,7 +172,7 @@ TEST(CheckedRefitTest, DigestsSeeWhatTheRefitLeaves) {
 
 Arrivals ArrivalsOf(const PlanFile& plan, int32_t rank) {
   const RankSchedule schedule(plan, rank);
-  return ListArrivals(plan, rank, schedule, PlannedPeerTensors(plan, schedule));
+  return ListArrivals(plan, rank, schedule, PlannedPairs(plan, schedule));
 }
 
 // Two ranks each send two half of every matrix: 96 KB to each.

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "executor/copies/copy_batches.h"
-#include "executor/copies/tensor_box.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/tensor_box.h"
 
 namespace refit {
 namespace {

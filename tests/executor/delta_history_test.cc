@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
 #include "runner/fragment_walk.h"
 #include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_delta_world.h"

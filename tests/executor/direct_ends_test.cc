@@ -1,4 +1,4 @@
-#include "executor/direct_ends.h"
+#include "plan/schedule/direct_ends.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 using Ranks = std::vector<int32_t>;
 
 std::vector<DirectEnds> EndsOf(const PlanFile& plan, int32_t rank,
-                               const PeerTensors& peers = {}) {
+                               const DirectPairs& peers = {}) {
   return ListDirectEnds(plan, rank, RankSchedule(plan, rank), peers);
 }
 
@@ -43,14 +43,14 @@ TEST(DirectEndsTest, ReceiversAtRestGrantAndAreToldOnce) {
 
 TEST(DirectEndsTest, SendersThatArePulledFromGrantOnce) {
   const PlanFile plan = ThreeDirectRounds();
-  PeerTensors sender_peers;
+  DirectPairs sender_peers;
   sender_peers.pulled_by = {3};
   const std::vector<DirectEnds> sender = EndsOf(plan, 0, sender_peers);
   EXPECT_EQ(sender[0].await_grants, Ranks({2}));
   EXPECT_EQ(sender[0].grant, Ranks({3}));
   EXPECT_EQ(sender[1].grant, Ranks());
   EXPECT_EQ(sender[2].await_finishes, Ranks({3}));
-  PeerTensors receiver_peers;
+  DirectPairs receiver_peers;
   receiver_peers.pulled_from = {0, 1};
   const std::vector<DirectEnds> receiver = EndsOf(plan, 3, receiver_peers);
   EXPECT_TRUE(receiver[1].moves);
@@ -84,7 +84,7 @@ TEST(DirectEndsTest, RanksAtRestGrantAllInTheirFirstRound) {
 TEST(DirectEndsTest, RanksWhoseMemoryOthersUseMoveNothingBeside) {
   const PlanFile plan =
       CompiledPlan(ReshardJob(3, 3, "", R"(, "colocated": true)"));
-  PeerTensors peers;
+  DirectPairs peers;
   peers.pulled_by = {5};
   EXPECT_FALSE(EndsOf(plan, 0, peers)[0].beside);
   peers = {};
@@ -98,7 +98,8 @@ TEST(DirectEndsTest, RanksWhoseMemoryOthersUseMoveNothingBeside) {
 // Nobody can map the tensors of rank 5, which reads all that it receives and
 // stores what it passes on: so it is the origin in all rounds.
 TEST(DirectEndsTest, RelaysMoveNothingBeside) {
-  const PlanFile plan = CompiledPlan(R"job({
+  const PlanFile plan = CompiledPlan(
+      R"job({
     "model": {"parameters": [
       {"name": "a", "shape": [96000, 1600], "dtype": "bf16"},
       {"name": "b", "shape": [2400, 70], "dtype": "fp32"}]},
@@ -111,13 +112,11 @@ TEST(DirectEndsTest, RelaysMoveNothingBeside) {
       "meshes": {"all": {"axes": {"x": 4}}},
       "tensors": [{"match": "*", "mesh": "all", "placements": ["Replicate"]}]},
     "colocated": true})job",
-                                     /*config=*/"", [](Limits& limits) {
-                                       limits.relays_directly = true;
-                                     });
+      /*config=*/"", [](Limits& limits) { limits.relays_directly = true; });
   const RankSchedule schedule(plan, 5);
   ASSERT_EQ(schedule.rounds()[0].route, fb::Route::kLocal);
   ASSERT_TRUE(PassesOn(plan, 5));
-  PeerTensors peers;
+  DirectPairs peers;
   for (const int32_t sender : schedule.DirectSenders()) {
     peers.pulled_from.insert(sender);
   }

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/rank_schedule.h"
 #include "plan/enum_text.h"
+#include "plan/schedule/rank_schedule.h"
 #include "refit/host_device.h"
 #include "refit/local_transport.h"
 #include "runner/checked_run.h"

@@ -1,6 +1,6 @@
 // Quantizing straight into peers' tensors gives what quantizing in scratch and
 // copying from there gives, to the bit.
-#include "executor/copies/fused_quantizes.h"
+#include "plan/schedule/fused_quantizes.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "executor/copies/copy_batches.h"
+#include "plan/schedule/copy_batches.h"
 #include "refit/local_transport.h"
 #include "tests/executor/host_batches.h"
 #include "tests/executor/nccl_world.h"

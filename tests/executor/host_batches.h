@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "executor/copies/tensor_box.h"
+#include "plan/schedule/tensor_box.h"
 #include "refit/device.h"
 #include "refit/host_device.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
 #include "runner/rank_threads.h"
 #include "tests/compiler/make_compact.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"

@@ -1,6 +1,6 @@
 // Quantizing straight from senders' tensors gives what quantizing from scratch
 // gives, to the bit.
-#include "executor/copies/pulled_quantizes.h"
+#include "plan/schedule/pulled_quantizes.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "executor/copies/copy_batches.h"
-#include "executor/direct_ends.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/direct_ends.h"
 #include "refit/local_transport.h"
 #include "tests/executor/host_batches.h"
 #include "tests/executor/nccl_world.h"
@@ -345,7 +345,7 @@ TEST(PulledQuantizesTest, RoundsOfScratchAloneHaveNoFences) {
                    kConfig);
   const int32_t destination = plan.source_ranks();
   const RankSchedule schedule(plan, destination);
-  PeerTensors peers;
+  DirectPairs peers;
   std::set<uint32_t>& slots = peers.pulled_slots[destination];
   for (const fb::Quantize* op :
        *plan.body().programs()->Get(destination)->quantizes()) {

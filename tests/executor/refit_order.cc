@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "executor/copies/copy_batches.h"
-#include "executor/copies/round_copies.h"
-#include "executor/copies/tensor_table.h"
-#include "executor/direct_ends.h"
-#include "executor/planned_pulls.h"
-#include "executor/steps.h"
 #include "plan/dtype.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/round_copies.h"
+#include "plan/schedule/steps.h"
+#include "plan/schedule/tensor_table.h"
 
 namespace refit {
 namespace {
@@ -34,16 +33,6 @@ std::vector<std::byte*> TensorsOf(const PlanFile& plan, int32_t rank) {
   }
   return tensors;
 }
-
-class MadeUpMemory : public MappedMemory {
- public:
-  MadeUpMemory(const PlanFile& plan, int32_t rank)
-      : tensors_(TensorsOf(plan, rank)) {}
-  absl::Span<std::byte* const> addresses() const override { return tensors_; }
-
- private:
-  const std::vector<std::byte*> tensors_;
-};
 
 const char* NameOf(StepKind kind) {
   switch (kind) {
@@ -109,17 +98,8 @@ class RefitOrder::Lister {
   // Calls of the fence between two ranks in one direction, in order.
   using Calls = std::map<std::pair<int32_t, int32_t>, std::vector<uint32_t>>;
 
-  PeerTensors PeersOf(int32_t rank, const RankSchedule& schedule) {
-    PeerTensors peers = PlannedPeerTensors(plan_, schedule);
-    const auto map = [&](int32_t peer) {
-      peers.mapped[peer] = std::make_unique<MadeUpMemory>(plan_, peer);
-    };
-    for (const int32_t receiver : schedule.DirectReceivers()) {
-      if (peers.Moves(fb::MessageKind::kSend, receiver)) map(receiver);
-    }
-    for (const int32_t sender : schedule.DirectSenders()) {
-      if (peers.Moves(fb::MessageKind::kRecv, sender)) map(sender);
-    }
+  DirectPairs PairsOf(int32_t rank, const RankSchedule& schedule) {
+    DirectPairs peers = PlannedPairs(plan_, schedule);
     if (!options_.fuses) return peers;
     std::vector<int32_t> readers = schedule.DirectReceivers();
     readers.push_back(rank);
@@ -129,7 +109,6 @@ class RefitOrder::Lister {
       peers.pulled_slots[reader] = std::move(slots);
       if (reader != rank) continue;
       for (const int32_t sender : schedule.DirectSenders()) {
-        map(sender);
         peers.readable.insert(sender);
       }
     }
@@ -138,10 +117,16 @@ class RefitOrder::Lister {
 
   void ListRank(int32_t rank) {
     const RankSchedule schedule(plan_, rank, options_.direct);
-    const PeerTensors peers = PeersOf(rank, schedule);
-    const absl::StatusOr<RoundCopies> copies =
-        BuildRoundCopies(plan_, rank, schedule, TensorsOf(plan_, rank),
-                         StagingOf(rank), peers, /*joins_rounds=*/false);
+    const DirectPairs peers = PairsOf(rank, schedule);
+    std::map<int32_t, std::vector<std::byte*>> of_peers;
+    PeerAddresses addresses;
+    for (const Edge& edge : schedule.Edges()) {
+      of_peers[edge.peer] = TensorsOf(plan_, edge.peer);
+      addresses[edge.peer] = of_peers[edge.peer];
+    }
+    const absl::StatusOr<RoundCopies> copies = BuildRoundCopies(
+        plan_, rank, schedule, TensorsOf(plan_, rank), StagingOf(rank), peers,
+        addresses, /*joins_rounds=*/false);
     const std::vector<DirectEnds> ends =
         ListDirectEnds(plan_, rank, schedule, peers, options_.fuses);
     StepChoices choices = {.moves_beside = true};
@@ -165,9 +150,9 @@ class RefitOrder::Lister {
           absl::StrCat("rank ", rank, " ", NameOf(step.kind), " (step ",
                        number - first, ", round ", step.round, ")"));
       order_.kinds_.push_back(NameOf(step.kind));
-      order_.edges_.push_back({.from = 2 * number, .to = 2 * number + 1});
+      order_.arrows_.push_back({.from = 2 * number, .to = 2 * number + 1});
       if (const auto found = last.find(step.lane); found != last.end()) {
-        order_.edges_.push_back(
+        order_.arrows_.push_back(
             {.from = 2 * found->second + 1, .to = 2 * number});
       }
       last[step.lane] = number;
@@ -327,7 +312,7 @@ class RefitOrder::Lister {
         if (operation.kind != fb::MessageKind::kRecv) continue;
         const auto sender = exchanges_.find({round, part, operation.peer});
         if (sender == exchanges_.end()) continue;
-        order_.edges_.push_back(
+        order_.arrows_.push_back(
             {.from = 2 * sender->second.step, .to = 2 * exchange.step + 1});
       }
     }
@@ -340,7 +325,7 @@ class RefitOrder::Lister {
       if (called == calls.end()) continue;
       const size_t count = std::min(waiting.size(), called->second.size());
       for (size_t i = 0; i < count; ++i) {
-        order_.edges_.push_back(
+        order_.arrows_.push_back(
             {.from = 2 * called->second[i] + 1, .to = 2 * waiting[i] + 1});
       }
     }
@@ -369,11 +354,11 @@ std::vector<std::vector<uint64_t>> RefitOrder::NodesBefore(
   const size_t nodes = 2 * names_.size();
   std::vector<std::vector<Node>> next(nodes);
   std::vector<uint32_t> left(nodes, 0);
-  const auto add = [&](const Edge& edge) {
-    next[edge.from].push_back(edge.to);
-    ++left[edge.to];
+  const auto add = [&](const Arrow& arrow) {
+    next[arrow.from].push_back(arrow.to);
+    ++left[arrow.to];
   };
-  for (const Edge& edge : edges_) add(edge);
+  for (const Arrow& arrow : arrows_) add(arrow);
   for (size_t i = 0; i < waits_.size(); ++i) {
     if (i != without_wait) add(waits_[i]);
   }

@@ -1,5 +1,6 @@
 // Whether all that touches the same bytes in a refit is ordered, within a rank
-// and across ranks, by the steps of the ranks' lists (executor/steps.h) alone.
+// and across ranks, by the steps of the ranks' lists (plan/schedule/steps.h)
+// alone.
 //
 // An oracle: it knows nothing of rounds, windows or slots. It takes the copies
 // that executors issue, at made-up addresses, and what the lists say. The first
@@ -13,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/rank_schedule.h"
 
 namespace refit {
 
@@ -43,7 +44,7 @@ class RefitOrder {
  private:
   // A step has two nodes: 2 * step where it begins, 2 * step + 1 where it ends.
   using Node = uint32_t;
-  struct Edge {
+  struct Arrow {
     Node from = 0;
     Node to = 0;
   };
@@ -61,8 +62,8 @@ class RefitOrder {
 
   std::vector<std::string> names_;  // by step of all ranks
   std::vector<const char*> kinds_;  // likewise
-  std::vector<Edge> edges_;         // those that cannot be left out
-  std::vector<Edge> waits_;
+  std::vector<Arrow> arrows_;         // those that cannot be left out
+  std::vector<Arrow> waits_;
   std::vector<Access> accesses_;  // by their begin
 };
 

@@ -1,9 +1,9 @@
-#include "executor/copies/round_copies.h"
+#include "plan/schedule/round_copies.h"
 
 #include <gtest/gtest.h>
 
-#include "executor/copies/tensor_table.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/tensor_table.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -18,8 +18,8 @@ Shares SharesOf(const PlanFile& plan, int32_t rank, bool packs) {
   std::vector<std::byte> memory(1 << 16);
   const std::vector<std::byte*> tensors(TensorTable(plan, rank).size(),
                                         memory.data());
-  const absl::StatusOr<RoundCopies> copies =
-      BuildRoundCopies(plan, rank, schedule, tensors, memory.data(), {}, false);
+  const absl::StatusOr<RoundCopies> copies = BuildRoundCopies(
+      plan, rank, schedule, tensors, memory.data(), {}, {}, false);
   Shares shares;
   if (!copies.ok()) return shares;
   for (const RoundWork& work : schedule.rounds()) {

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "executor/delta/staged_deltas.h"
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
 #include "refit/control_plane.h"
 #include "runner/rank_threads.h"
 #include "runner/world_rank.h"

@@ -1,6 +1,6 @@
 // The list of a rank's steps, and that it orders all that touches the same
 // bytes.
-#include "executor/steps.h"
+#include "plan/schedule/steps.h"
 
 #include <gtest/gtest.h>
 

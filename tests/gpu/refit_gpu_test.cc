@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
 #include "refit/control_plane.h"
 #include "refit/cuda_device.h"
 #include "runner/rank_threads.h"

@@ -12,6 +12,7 @@ LAYOUT = {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", 
 # What a folder's sources may include, besides their own folder.
 MAY_INCLUDE = {
     "plan": set(),
+    "plan/schedule": {"plan"},
     "plan/proof": {"plan"},
     "plan/text": {"plan"},
     "plan/diff": {"plan", "plan/text"},
@@ -36,12 +37,11 @@ MAY_INCLUDE = {
     "files": set(),
     "topology": set(),
     "control": {"plan", "refit"},
-    "executor": {"plan", "control", "refit"},
-    "runner": {"files", "plan", "plan/text", "control", "refit", "executor"},
-    # Waits for what the executor waits for, by the executor's own lists.
-    "simulator": {"plan", "plan/text", "executor", "refit"},
+    "executor": {"plan", "plan/schedule", "control", "refit"},
+    "runner": {"files", "plan", "plan/schedule", "plan/text", "control", "refit", "executor"},
+    "simulator": {"plan", "plan/schedule", "plan/text"},
     "report": {"plan", "plan/proof", "plan/text", "plan/diff", "compiler", "compiler/job", "simulator"},
-    "bench": {"plan", "plan/proof", "plan/text", "control", "executor", "refit", "runner", "compiler", "compiler/job"},
+    "bench": {"plan", "plan/proof", "plan/schedule", "plan/text", "control", "executor", "refit", "runner", "compiler", "compiler/job"},
 }
 
 

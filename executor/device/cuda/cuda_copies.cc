@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/copies/copy_batches.h"
 #include "executor/device/cuda/bulk_copy_kernel.h"
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/scoped_device.h"
+#include "plan/schedule/copy_batches.h"
 
 namespace refit {
 namespace {

@@ -11,7 +11,7 @@
 #include "executor/device/cuda/cuda_status.h"
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/scoped_device.h"
-#include "executor/device/message_format.h"
+#include "plan/schedule/coded_message.h"
 
 namespace refit {
 namespace {

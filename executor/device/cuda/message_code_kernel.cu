@@ -4,7 +4,7 @@
 #include "executor/device/cuda/kernel_tiles.h"
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/tiles.h"
-#include "executor/device/message_format.h"
+#include "plan/schedule/coded_message.h"
 
 namespace refit::cuda {
 namespace {

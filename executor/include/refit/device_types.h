@@ -9,21 +9,13 @@
 
 namespace refit {
 
-// What becomes of an element x (executor/device/element_function.h).
-enum class ElementFunction : uint8_t {
-  kAddOne,         // x + 1
-  kSubtractOne,    // x - 1
-  kNegativeExp,    // -exp(x)
-  kLogOfNegative,  // log(-x)
-};
-
 // A cast of contiguous fp32 elements, an optimizer's master weights, that marks
 // which results differ from what was held before: a trainer's weights and
 // their bitmap (BoundTensor::changes) in one pass. All memory is the device's
 // and the caller's, none of it overlaps.
 struct MarkingCast {
-  const float* from = nullptr;    // aligned to 4 bytes
-  void* to = nullptr;             // aligned to 2 bytes
+  const float* from = nullptr;      // aligned to 4 bytes
+  void* to = nullptr;               // aligned to 2 bytes
   DType to_dtype = element::kBf16;  // or fp16
   // The bitmap of the tensor that `to` is a part of: the bit of to's element i
   // is first_element + i. Bits of what did not change stay as they are. Casts

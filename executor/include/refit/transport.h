@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "plan/schedule/operation.h"
 #include "plan_generated.h"
 #include "refit/device.h"
 #include "refit/fence.h"
@@ -38,22 +39,6 @@ struct HandshakeRecord {
   uint32_t format_version = 0;
   uint32_t world_size = 0;
   fb::Digest body_digest;
-};
-
-// A peer that this rank sends to or receives from, and how messages travel.
-struct Edge {
-  int32_t peer = 0;
-  fb::MessageKind kind = fb::MessageKind::kSend;
-  fb::Route route = fb::Route::kUnspecified;
-  fb::Mechanism mechanism = fb::Mechanism::kStaged;
-};
-
-// One send or receive of a staged round.
-struct Operation {
-  fb::MessageKind kind = fb::MessageKind::kSend;
-  int32_t peer = 0;
-  std::byte* data = nullptr;
-  uint64_t size_bytes = 0;
 };
 
 // The operations that a rank issues as one group. Operations to one peer match

@@ -1,7 +1,7 @@
 // The tensors of a rank in plan order, and where the plan's offsets are in
 // them.
-#ifndef REFIT_EXECUTOR_COPIES_TENSOR_TABLE_H_
-#define REFIT_EXECUTOR_COPIES_TENSOR_TABLE_H_
+#ifndef REFIT_PLAN_SCHEDULE_TENSOR_TABLE_H_
+#define REFIT_PLAN_SCHEDULE_TENSOR_TABLE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "plan/plan_file.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
 
 namespace refit {
 
@@ -71,4 +71,4 @@ class TensorTable {
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_TENSOR_TABLE_H_
+#endif  // REFIT_PLAN_SCHEDULE_TENSOR_TABLE_H_

@@ -1,4 +1,4 @@
-#include "executor/rank_schedule.h"
+#include "plan/schedule/rank_schedule.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "executor/copies/round_copies.h"
+#include "plan/schedule/round_copies.h"
 
 #include <algorithm>
 #include <map>
@@ -8,12 +8,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
-#include "executor/copies/copy_batches.h"
-#include "executor/copies/fused_quantizes.h"
-#include "executor/copies/pulled_quantizes.h"
-#include "executor/copies/tensor_box.h"
-#include "executor/direct_ends.h"
-#include "executor/direct_steps.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/direct_steps.h"
+#include "plan/schedule/fused_quantizes.h"
+#include "plan/schedule/pulled_quantizes.h"
+#include "plan/schedule/tensor_box.h"
 #include "plan/vector_length.h"
 
 namespace refit {
@@ -24,7 +24,8 @@ class RoundCopiesBuilder {
   RoundCopiesBuilder(const PlanFile& plan, int32_t rank,
                      const RankSchedule& schedule,
                      absl::Span<std::byte* const> tensors, std::byte* staging,
-                     const PeerTensors& peers, bool joins_rounds)
+                     const DirectPairs& peers,
+                     const PeerAddresses& peer_tensors, bool joins_rounds)
       : plan_(plan),
         body_(plan.body()),
         rank_(rank),
@@ -39,8 +40,8 @@ class RoundCopiesBuilder {
         has_steps_(HasDirectSteps(plan)) {
     result_.table.assign(tensors.begin(), tensors.end());
     result_.table.push_back(staging);
-    for (const auto& [peer, memory] : peers.mapped) {
-      AddPeer(peer, memory->addresses());
+    for (const auto& [peer, addresses] : peer_tensors) {
+      AddPeer(peer, addresses);
     }
     result_.batches.resize(schedule.batches());
     result_.operations = schedule.operations();
@@ -753,7 +754,7 @@ class RoundCopiesBuilder {
   const TensorTable tensors_;
   const uint64_t staging_entry_;
   std::byte* const staging_;
-  const PeerTensors& peers_;
+  const DirectPairs& peers_;
   const bool joins_rounds_;
   const bool has_steps_;
   std::map<int32_t, uint64_t> peer_begin_;  // in the table
@@ -765,9 +766,10 @@ class RoundCopiesBuilder {
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
-    const PeerTensors& peers, bool joins_rounds) {
+    const DirectPairs& peers, const PeerAddresses& peer_tensors,
+    bool joins_rounds) {
   return RoundCopiesBuilder(plan, rank, schedule, tensors, staging, peers,
-                            joins_rounds)
+                            peer_tensors, joins_rounds)
       .Build();
 }
 
@@ -777,14 +779,14 @@ namespace {
 template <typename Result>
 Result WithoutAddresses(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-    const PeerTensors& peers,
+    const DirectPairs& peers,
     absl::FunctionRef<Result(RoundCopiesBuilder&)> of_builder) {
   const auto nowhere = [&](int32_t of) {
     return std::vector<std::byte*>(TensorTable(plan, of).size());
   };
   const std::vector<std::byte*> tensors = nowhere(rank);
   RoundCopiesBuilder builder(plan, rank, schedule, tensors, nullptr, peers,
-                             /*joins_rounds=*/false);
+                             /*peer_tensors=*/{}, /*joins_rounds=*/false);
   std::set<int32_t> all;
   for (const int32_t peer : schedule.DirectReceivers()) all.insert(peer);
   for (const int32_t peer : schedule.DirectSenders()) all.insert(peer);
@@ -796,7 +798,7 @@ Result WithoutAddresses(
 
 std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
                                  const RankSchedule& schedule,
-                                 const PeerTensors& peers) {
+                                 const DirectPairs& peers) {
   const uint32_t count = Length(plan.body().programs()->Get(rank)->quantizes());
   if (count == 0) return {};
   absl::StatusOr<std::vector<bool>> fused =
@@ -810,7 +812,7 @@ std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
 
 std::set<uint32_t> PulledSlots(const PlanFile& plan, int32_t rank,
                                const RankSchedule& schedule,
-                               const PeerTensors& peers) {
+                               const DirectPairs& peers) {
   absl::StatusOr<std::set<uint32_t>> slots =
       WithoutAddresses<absl::StatusOr<std::set<uint32_t>>>(
           plan, rank, schedule, peers,

@@ -1,6 +1,6 @@
 // What copies have of a quantize operation, as boxes of its dimensions.
-#ifndef REFIT_EXECUTOR_COPIES_OPERATION_BOX_H_
-#define REFIT_EXECUTOR_COPIES_OPERATION_BOX_H_
+#ifndef REFIT_PLAN_SCHEDULE_OPERATION_BOX_H_
+#define REFIT_PLAN_SCHEDULE_OPERATION_BOX_H_
 
 #include <cstdint>
 #include <optional>
@@ -8,7 +8,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
 
 namespace refit {
 
@@ -83,4 +83,4 @@ bool Meets(const CopyAddress& at, const CopyStride& span,
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_OPERATION_BOX_H_
+#endif  // REFIT_PLAN_SCHEDULE_OPERATION_BOX_H_

@@ -1,4 +1,4 @@
-#include "executor/copies/pulled_quantizes.h"
+#include "plan/schedule/pulled_quantizes.h"
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/types/span.h"
-#include "executor/copies/operation_box.h"
+#include "plan/schedule/operation_box.h"
 
 namespace refit {
 namespace {

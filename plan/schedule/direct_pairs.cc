@@ -1,15 +1,14 @@
-#include "executor/planned_pulls.h"
+#include "plan/schedule/direct_pairs.h"
 
 #include <vector>
 
-#include "executor/copies/round_copies.h"
+#include "plan/schedule/round_copies.h"
 #include "plan/vector_length.h"
 
 namespace refit {
 
-PeerTensors PlannedPeerTensors(const PlanFile& plan,
-                               const RankSchedule& schedule) {
-  PeerTensors peers;
+DirectPairs PlannedPairs(const PlanFile& plan, const RankSchedule& schedule) {
+  DirectPairs peers;
   if (!plan.body().limits()->direct_pulls()) return peers;
   const std::vector<int32_t> senders = schedule.DirectSenders();
   const std::vector<int32_t> receivers = schedule.DirectReceivers();
@@ -34,7 +33,7 @@ bool MayPull(const PlanFile& plan) {
 std::set<uint32_t> PlannedPulledSlots(const PlanFile& plan, int32_t rank) {
   if (!MayPull(plan) || !IsQuantizer(plan, rank)) return {};
   const RankSchedule schedule(plan, rank, DirectRounds::kStored);
-  PeerTensors peers = PlannedPeerTensors(plan, schedule);
+  DirectPairs peers = PlannedPairs(plan, schedule);
   if (!peers.pulled_from.empty()) return {};
   for (const int32_t sender : schedule.DirectSenders()) {
     if (plan.side(sender) != fb::Side::kSource) return {};

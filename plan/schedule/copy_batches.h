@@ -1,16 +1,16 @@
 // Strided boxes as the entries of a batch of copies.
-#ifndef REFIT_EXECUTOR_COPIES_COPY_BATCHES_H_
-#define REFIT_EXECUTOR_COPIES_COPY_BATCHES_H_
+#ifndef REFIT_PLAN_SCHEDULE_COPY_BATCHES_H_
+#define REFIT_PLAN_SCHEDULE_COPY_BATCHES_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
-#include "executor/copies/tensor_box.h"
-#include "executor/copies/tensor_table.h"
 #include "plan/plan_file.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
+#include "plan/schedule/tensor_box.h"
+#include "plan/schedule/tensor_table.h"
 
 namespace refit {
 
@@ -67,4 +67,4 @@ void ForEachIteration(absl::Span<const CopyLoop> loops, CopyAddress from,
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_COPY_BATCHES_H_
+#endif  // REFIT_PLAN_SCHEDULE_COPY_BATCHES_H_

@@ -1,18 +1,20 @@
 // The copies of a rank's rounds, once the addresses of all tensors are known.
-#ifndef REFIT_EXECUTOR_COPIES_ROUND_COPIES_H_
-#define REFIT_EXECUTOR_COPIES_ROUND_COPIES_H_
+#ifndef REFIT_PLAN_SCHEDULE_ROUND_COPIES_H_
+#define REFIT_PLAN_SCHEDULE_ROUND_COPIES_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "executor/peer_tensors.h"
-#include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/operation.h"
+#include "plan/schedule/rank_schedule.h"
 
 namespace refit {
 
@@ -54,6 +56,9 @@ struct RoundCopies {
   std::vector<std::optional<CopyAddress>> in_tensor;
 };
 
+// By peer: its tensors, by entry of its TensorTable, as this rank reaches them.
+using PeerAddresses = std::map<int32_t, absl::Span<std::byte* const>>;
+
 // `tensors`: the rank's own, by entry of its TensorTable. `joins_rounds`: what
 // is quantized straight into tensors of peers in several rounds may be one
 // batch, so that these rounds have no times of their own.
@@ -63,22 +68,23 @@ struct RoundCopies {
 absl::StatusOr<RoundCopies> BuildRoundCopies(
     const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
     absl::Span<std::byte* const> tensors, std::byte* staging,
-    const PeerTensors& peers, bool joins_rounds);
+    const DirectPairs& peers, const PeerAddresses& peer_tensors,
+    bool joins_rounds);
 
 // By quantize operation of the rank: whether a refit fuses it that is bounded
 // to as many multiprocessors as the plan says. Nothing needs to be mapped, or
 // bound.
 std::vector<bool> FusedQuantizes(const PlanFile& plan, int32_t rank,
                                  const RankSchedule& schedule,
-                                 const PeerTensors& peers);
+                                 const DirectPairs& peers);
 
 // Of a destination rank: the slots of scratch that it need not use, because it
 // can quantize straight from tensors of `peers.readable`. Nothing needs to be
 // mapped, or bound.
 std::set<uint32_t> PulledSlots(const PlanFile& plan, int32_t rank,
                                const RankSchedule& schedule,
-                               const PeerTensors& peers);
+                               const DirectPairs& peers);
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_ROUND_COPIES_H_
+#endif  // REFIT_PLAN_SCHEDULE_ROUND_COPIES_H_

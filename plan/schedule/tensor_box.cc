@@ -1,4 +1,4 @@
-#include "executor/copies/tensor_box.h"
+#include "plan/schedule/tensor_box.h"
 
 namespace refit {
 

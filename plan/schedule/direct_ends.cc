@@ -1,4 +1,4 @@
-#include "executor/direct_ends.h"
+#include "plan/schedule/direct_ends.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -62,7 +62,7 @@ Span& Extend(Spans& spans, int32_t peer, size_t round) {
 
 // Sets `beside`. Who reads what a rank stored hears of it from one stream.
 void PutBeside(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-               const PeerTensors& peers, std::vector<DirectEnds>& ends) {
+               const DirectPairs& peers, std::vector<DirectEnds>& ends) {
   const std::vector<RoundWork>& rounds = schedule.rounds();
   if (schedule.Stages() || !schedule.quantizes().empty() ||
       PassesOn(plan, rank) || !peers.pulled_slots.empty()) {
@@ -97,7 +97,7 @@ bool PassesOn(const PlanFile& plan, int32_t rank) {
 
 std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
                                        const RankSchedule& schedule,
-                                       const PeerTensors& peers, bool pulls) {
+                                       const DirectPairs& peers, bool pulls) {
   const std::vector<RoundWork>& rounds = schedule.rounds();
   // Peers by round: targets, whose tensors this rank uses, and origins.
   std::vector<std::set<int32_t>> targets(rounds.size());

@@ -1,13 +1,13 @@
 // In which order the bytes of a direct round come.
-#ifndef REFIT_EXECUTOR_DIRECT_STEPS_H_
-#define REFIT_EXECUTOR_DIRECT_STEPS_H_
+#ifndef REFIT_PLAN_SCHEDULE_DIRECT_STEPS_H_
+#define REFIT_PLAN_SCHEDULE_DIRECT_STEPS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "plan/plan_file.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
 
 namespace refit {
 
@@ -46,4 +46,4 @@ void CutBySteps(const DirectSteps& steps, uint64_t first_entry,
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_DIRECT_STEPS_H_
+#endif  // REFIT_PLAN_SCHEDULE_DIRECT_STEPS_H_

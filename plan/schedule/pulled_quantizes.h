@@ -1,11 +1,11 @@
 // Copying and then quantizing, as one step that needs no scratch.
-#ifndef REFIT_EXECUTOR_COPIES_PULLED_QUANTIZES_H_
-#define REFIT_EXECUTOR_COPIES_PULLED_QUANTIZES_H_
+#ifndef REFIT_PLAN_SCHEDULE_PULLED_QUANTIZES_H_
+#define REFIT_PLAN_SCHEDULE_PULLED_QUANTIZES_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
 
 namespace refit {
 
@@ -23,4 +23,4 @@ PulledQuantizes PullQuantizes(const CopyBatch& quantizes,
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_PULLED_QUANTIZES_H_
+#endif  // REFIT_PLAN_SCHEDULE_PULLED_QUANTIZES_H_

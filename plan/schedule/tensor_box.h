@@ -1,14 +1,14 @@
 // Strided boxes of a rank's tensors.
-#ifndef REFIT_EXECUTOR_COPIES_TENSOR_BOX_H_
-#define REFIT_EXECUTOR_COPIES_TENSOR_BOX_H_
+#ifndef REFIT_PLAN_SCHEDULE_TENSOR_BOX_H_
+#define REFIT_PLAN_SCHEDULE_TENSOR_BOX_H_
 
 #include <cstdint>
 #include <functional>
 
 #include "absl/container/inlined_vector.h"
-#include "executor/copies/tensor_table.h"
 #include "plan/plan_file.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
+#include "plan/schedule/tensor_table.h"
 
 namespace refit {
 
@@ -44,4 +44,4 @@ void ForEachPart(const TensorBox& box, uint64_t begin, uint64_t end,
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_TENSOR_BOX_H_
+#endif  // REFIT_PLAN_SCHEDULE_TENSOR_BOX_H_

@@ -1,4 +1,4 @@
-#include "executor/copies/tensor_table.h"
+#include "plan/schedule/tensor_table.h"
 
 #include <algorithm>
 #include <functional>

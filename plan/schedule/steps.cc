@@ -1,4 +1,4 @@
-#include "executor/steps.h"
+#include "plan/schedule/steps.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "executor/direct_steps.h"
+#include "plan/schedule/direct_steps.h"
 
 namespace refit {
 namespace {

@@ -6,8 +6,8 @@
 //
 // Nothing else says what waits for what within a rank. The list depends on the
 // plan and on the ends of pairs alone; it is made in milliseconds, on a CPU.
-#ifndef REFIT_EXECUTOR_STEPS_H_
-#define REFIT_EXECUTOR_STEPS_H_
+#ifndef REFIT_PLAN_SCHEDULE_STEPS_H_
+#define REFIT_PLAN_SCHEDULE_STEPS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
-#include "executor/direct_ends.h"
-#include "executor/rank_schedule.h"
+#include "plan/schedule/direct_ends.h"
+#include "plan/schedule/rank_schedule.h"
 
 namespace refit {
 
@@ -119,4 +119,4 @@ std::vector<Step> ListSteps(const RankSchedule& schedule,
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_STEPS_H_
+#endif  // REFIT_PLAN_SCHEDULE_STEPS_H_

@@ -1,14 +1,14 @@
 // Which end of each pair of ranks moves the bytes of a direct round, and where
 // in a refit the two must wait for each other.
-#ifndef REFIT_EXECUTOR_DIRECT_ENDS_H_
-#define REFIT_EXECUTOR_DIRECT_ENDS_H_
+#ifndef REFIT_PLAN_SCHEDULE_DIRECT_ENDS_H_
+#define REFIT_PLAN_SCHEDULE_DIRECT_ENDS_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "executor/peer_tensors.h"
-#include "executor/rank_schedule.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/direct_pairs.h"
+#include "plan/schedule/rank_schedule.h"
 
 namespace refit {
 
@@ -46,9 +46,9 @@ bool PassesOn(const PlanFile& plan, int32_t rank);
 // nothing in a round are left out.
 std::vector<DirectEnds> ListDirectEnds(const PlanFile& plan, int32_t rank,
                                        const RankSchedule& schedule,
-                                       const PeerTensors& peers,
+                                       const DirectPairs& peers,
                                        bool pulls = false);
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_DIRECT_ENDS_H_
+#endif  // REFIT_PLAN_SCHEDULE_DIRECT_ENDS_H_

@@ -1,4 +1,4 @@
-#include "executor/copies/operation_box.h"
+#include "plan/schedule/operation_box.h"
 
 #include <algorithm>
 

@@ -1,13 +1,13 @@
-#include "executor/direct_steps.h"
+#include "plan/schedule/direct_steps.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/types/span.h"
-#include "executor/copies/copy_batches.h"
-#include "executor/copies/tensor_box.h"
-#include "executor/copies/tensor_table.h"
+#include "plan/schedule/copy_batches.h"
+#include "plan/schedule/tensor_box.h"
+#include "plan/schedule/tensor_table.h"
 #include "plan/vector_length.h"
 
 namespace refit {

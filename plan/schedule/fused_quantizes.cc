@@ -1,10 +1,10 @@
-#include "executor/copies/fused_quantizes.h"
+#include "plan/schedule/fused_quantizes.h"
 
 #include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "executor/copies/operation_box.h"
+#include "plan/schedule/operation_box.h"
 
 namespace refit {
 namespace {

@@ -1,6 +1,6 @@
 // What one rank does in a refit, round by round, before its tensors are known.
-#ifndef REFIT_EXECUTOR_RANK_SCHEDULE_H_
-#define REFIT_EXECUTOR_RANK_SCHEDULE_H_
+#ifndef REFIT_PLAN_SCHEDULE_RANK_SCHEDULE_H_
+#define REFIT_PLAN_SCHEDULE_RANK_SCHEDULE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "plan/plan_file.h"
-#include "refit/transport.h"
+#include "plan/schedule/operation.h"
 
 namespace refit {
 
@@ -144,4 +144,4 @@ bool HasDirectRounds(const PlanFile& plan);
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_RANK_SCHEDULE_H_
+#endif  // REFIT_PLAN_SCHEDULE_RANK_SCHEDULE_H_

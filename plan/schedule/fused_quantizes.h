@@ -1,13 +1,13 @@
 // Quantizing and then copying, as one step that needs no scratch.
-#ifndef REFIT_EXECUTOR_COPIES_FUSED_QUANTIZES_H_
-#define REFIT_EXECUTOR_COPIES_FUSED_QUANTIZES_H_
+#ifndef REFIT_PLAN_SCHEDULE_FUSED_QUANTIZES_H_
+#define REFIT_PLAN_SCHEDULE_FUSED_QUANTIZES_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "refit/device.h"
+#include "plan/schedule/copy_batch.h"
 
 namespace refit {
 
@@ -63,4 +63,4 @@ class QuantizeFusion {
 
 }  // namespace refit
 
-#endif  // REFIT_EXECUTOR_COPIES_FUSED_QUANTIZES_H_
+#endif  // REFIT_PLAN_SCHEDULE_FUSED_QUANTIZES_H_

@@ -1,4 +1,4 @@
-#include "executor/copies/copy_batches.h"
+#include "plan/schedule/copy_batches.h"
 
 #include <algorithm>
 #include <cstddef>
