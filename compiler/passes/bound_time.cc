@@ -130,12 +130,12 @@ Enclaves DomainsOf(const Module& module,
 
 // Leaves whose way to the others is narrower than their NICs. None where NVLink
 // joins leaves, because rails divide a host's NICs among them or a domain has
-// hosts of several, or where parts of a folded job may share one.
+// hosts of several, or where parts of a folded job share one.
 Enclaves LeavesOf(const Module& module,
                   const std::map<int32_t, HostRanks>& hosts, double nic) {
   const Topology& topology = module.topology;
   Enclaves leaves;
-  if (!topology.fabric.has_value() || module.parts() > 1) return leaves;
+  if (!topology.fabric.has_value()) return leaves;
   const Fabric& fabric = *topology.fabric;
   if (fabric.rails || fabric.hosts_per_leaf == 0 ||
       fabric.hosts_per_leaf % fabric.hosts_per_nvlink_domain != 0 ||
@@ -150,10 +150,14 @@ Enclaves LeavesOf(const Module& module,
   }
   const double uplink = nic * static_cast<double>(nics) *
                         fabric.hosts_per_leaf / fabric.spine_oversubscription;
-  for (const int32_t host : topology.host) {
-    leaves.of.push_back(host / fabric.hosts_per_leaf);
-    leaves.by_number[leaves.of.back()] = {.in_bytes_per_second = uplink,
-                                          .out_bytes_per_second = uplink};
+  std::map<int32_t, int32_t> part_of;  // by leaf
+  for (size_t rank = 0; rank < topology.host.size(); ++rank) {
+    const int32_t leaf = topology.host[rank] / fabric.hosts_per_leaf;
+    const int32_t part = module.fold.has_value() ? module.fold->part[rank] : 0;
+    if (part_of.emplace(leaf, part).first->second != part) return {};
+    leaves.of.push_back(leaf);
+    leaves.by_number[leaf] = {.in_bytes_per_second = uplink,
+                              .out_bytes_per_second = uplink};
   }
   return leaves;
 }
@@ -208,7 +212,9 @@ void SetLowerBound(Module& module) {
       held[IndexOf(sources.front())] += bytes / module.parts();
     }
     const bool meet = domains.Add(sources, destinations, bytes, module.parts());
-    if (!leaves.of.empty()) leaves.Add(sources, destinations, bytes, 1);
+    if (!leaves.of.empty()) {
+      leaves.Add(sources, destinations, bytes, module.parts());
+    }
     // Receivers beside a source might pass it on over NICs of their own.
     if (!meet) leaving[sources] += bytes / module.parts();
   }

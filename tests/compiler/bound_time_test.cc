@@ -68,6 +68,15 @@ TEST(BoundTimeTest, WhatALeafWantsEntersItOnce) {
       kBytes / kNetwork / 4 + kStart);
 }
 
+// Of a folded job too, where no leaf has ranks of two of its parts.
+TEST(BoundTimeTest, WhatALeafOfAPartWantsEntersItOnce) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(2, "Replicate"), GenericSide(6, "Replicate"),
+                   R"([8, 9, 0, 1, 2, 3, 4, 5], "hosts_per_leaf": 1,
+                      "spine_oversubscription": 8)"),
+      kBytes / (kNetwork / 8) + kStart);
+}
+
 // All that a rank receives comes over its links, from wherever.
 TEST(BoundTimeTest, ARankReceivesOverAllItsLinks) {
   EXPECT_DOUBLE_EQ(LowerBoundOf(GenericSide(1, "Replicate"),

@@ -199,7 +199,9 @@ TimeOverBound SimulateChain(const std::string& job) {
   const absl::StatusOr<simulator::Simulation> simulation =
       simulator::Simulate(*plan, compiled.options);
   if (!simulation.ok()) return {.error = simulation.status().ToString()};
-  return {.ratio = simulation->seconds / EstimatesOf(*plan).lower_bound_seconds,
+  const double bound = EstimatesOf(*plan).lower_bound_seconds;
+  return {.ratio = simulation->seconds / bound,
+          .bound_seconds = bound,
           .features = RequiredFeatures(plan->body()),
           .error = ""};
 }

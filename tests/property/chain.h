@@ -50,6 +50,7 @@ std::string CompileChain(const std::string& job);
 // compiler's lower bound; or what went wrong, and 0.
 struct TimeOverBound {
   double ratio = 0;
+  double bound_seconds = 0;
   uint64_t features = 0;  // that the plan requires
   std::string error;
 };
