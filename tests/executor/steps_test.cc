@@ -4,12 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
 #include "tests/executor/refit_order.h"
@@ -87,6 +92,30 @@ TEST_P(StepOrderTest, WhatTouchesTheSameBytesIsOrdered) {
 
 INSTANTIATE_TEST_SUITE_P(Plans, StepOrderTest, testing::ValuesIn(OrderCases()),
                          [](const auto& info) { return info.param.name; });
+
+// Layouts of frameworks, relays, trees, folded jobs and fp8, in plans that the
+// golden files show.
+TEST(StepsTest, GoldenPlansAreOrdered) {
+  size_t plans = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(REFIT_GOLDEN_JOBS)) {
+    const std::string name = file.path().filename().string();
+    if (!absl::EndsWith(name, ".json") || absl::EndsWith(name, ".config.json"))
+      continue;
+    SCOPED_TRACE(name);
+    std::ifstream stream(file.path());
+    const PlanFile plan =
+        PlanOfJob(std::string(std::istreambuf_iterator<char>(stream), {}),
+                  REFIT_GOLDEN_JOBS);
+    ++plans;
+    for (const RefitOrderOptions& options :
+         {RefitOrderOptions(), RefitOrderOptions{.fuses = true},
+          RefitOrderOptions{.direct = DirectRounds::kSent}}) {
+      EXPECT_EQ(RefitOrder(plan, options).FirstRace(), "");
+    }
+  }
+  EXPECT_GE(plans, 12);
+}
 
 // Without it two steps race, in some plan.
 TEST(StepsTest, EveryKindOfWaitIsNeeded) {
