@@ -68,15 +68,23 @@ class FlowNetwork {
 
  private:
   static constexpr double kUnfilled = std::numeric_limits<double>::infinity();
+  // As `other` of an end: the flow's links are not two.
+  static constexpr uint32_t kNotTwo = std::numeric_limits<uint32_t>::max();
   struct Flow {
-    LinkList links;
-    LinkList positions;  // in flows of each link
     double rate = 0;
     uint32_t bottleneck = 0;
+    LinkList links;
+    LinkList positions;  // in ends of each link
+  };
+  // A flow in the list of one of its links. Most flows have two links: with the
+  // other one here, sharing seldom has to look at the flow.
+  struct End {
+    uint32_t flow = 0;
+    uint32_t other = kNotTwo;
   };
   struct Link {
     double capacity = 0;
-    std::vector<uint32_t> flows;
+    std::vector<End> ends;
     bool is_queued = false;
     bool is_visited = false;
     // Its level is another since the last Share, or it has a flow that came.
@@ -84,13 +92,25 @@ class FlowNetwork {
   };
 
   void Queue(uint32_t link);
+  // The lowest level of the flow's links but `link`.
+  double LowestOther(uint32_t flow, uint32_t link) const;
+  // What the flow takes of the link at most.
+  double BoundOf(const End& end, uint32_t link) const {
+    return end.other == kNotTwo ? LowestOther(end.flow, link)
+                                : levels_[end.other];
+  }
   double LevelOf(uint32_t link);
+  // Queues the links of the link's flows whose level may be another now.
+  void SetLevel(uint32_t link, double level);
 
   std::vector<Link> links_;
   std::vector<double> levels_;  // by link, beside each other: read most
+  // By link that has no level: what its flows leave of its capacity. While that
+  // is more than rounding, the link need not be looked at.
+  std::vector<double> spares_;
   std::vector<Flow> flows_;
   std::vector<uint32_t> free_;
-  std::vector<uint32_t> queue_;    // whose level may be another
+  std::vector<uint32_t> queue_;    // links whose level may be another
   std::vector<uint32_t> visited_;  // by the last Share
   std::vector<uint32_t> changed_;
   std::vector<double> bounds_;  // of LevelOf, which is called often
