@@ -558,7 +558,6 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   in_flight_ = (in_flight ? in_flight_ : 0) + 1;
   if (!status.ok()) {
     options_.transport->Abort(status);
-    enqueuer_->AwaitOwnStreams(stream);
     options_.transport->AwaitEnqueued(stream);
     // What was enqueued before ends first, so that the caller may free memory.
     (void)options_.transport->Wait();

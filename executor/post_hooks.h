@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "plan/schedule/copy_batch.h"
 #include "plan/schedule/tensor_table.h"
-#include "refit/device.h"
 #include "refit/executor.h"
 
 namespace refit {

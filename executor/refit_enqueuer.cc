@@ -71,17 +71,17 @@ absl::Status RefitEnqueuer::CreateStreams() {
 absl::Status RefitEnqueuer::Prepare(BoundRounds& rounds) {
   absl::Status status;
   for (const bool stores : {true, false}) {
-    rounds.programs.push_back(ListProgram(rounds, stores,
-                                          /*digests=*/std::nullopt,
-                                          /*check=*/nullptr));
-    status.Update(ReserveFor(rounds.programs.back()));
+    rounds.lists.push_back(ListStepsOf(rounds, stores,
+                                       /*digests=*/std::nullopt,
+                                       /*check=*/nullptr));
+    status.Update(ReserveFor(rounds.lists.back()));
   }
   return status;
 }
 
 void RefitEnqueuer::Bind(BoundRounds rounds) {
   check_ = nullptr;
-  program_ = nullptr;
+  chosen_ = nullptr;
   DropGraph();
   rounds_ = std::move(rounds);
   Record();
@@ -89,63 +89,67 @@ void RefitEnqueuer::Bind(BoundRounds rounds) {
 
 absl::Status RefitEnqueuer::PrepareCheck(const StateCheck& check) {
   absl::Status status;
-  program_ = nullptr;
-  std::erase_if(rounds_.programs,
-                [](const RefitProgram& program) { return program.checks; });
+  chosen_ = nullptr;
+  const auto erase = [this] {
+    std::erase_if(rounds_.lists,
+                  [](const RefitSteps& list) { return list.checks; });
+  };
+  erase();  // those of an earlier check
   for (const bool stores : {true, false}) {
     for (const auto& digests :
          {std::optional(check.digests()), std::optional<StepDigests>()}) {
       // Encoding and applying take all of the GPU, which other rounds do not.
       if (!digests.has_value() && rounds_.delta.staged == nullptr) continue;
-      rounds_.programs.push_back(ListProgram(rounds_, stores, digests, &check));
-      status.Update(ReserveFor(rounds_.programs.back()));
+      rounds_.lists.push_back(ListStepsOf(rounds_, stores, digests, &check));
+      status.Update(ReserveFor(rounds_.lists.back()));
     }
   }
+  if (!status.ok()) erase();
   return status;
 }
 
-RefitProgram RefitEnqueuer::ListProgram(const BoundRounds& rounds, bool stores,
-                                        std::optional<StepDigests> digests,
-                                        const StateCheck* check) const {
+RefitSteps RefitEnqueuer::ListStepsOf(const BoundRounds& rounds, bool stores,
+                                      std::optional<StepDigests> digests,
+                                      const StateCheck* check) const {
   const FusedBatches& fused = rounds.fused;
-  RefitProgram program;
-  program.stores = stores;
-  program.checks = check != nullptr;
-  program.digests_beside = digests.has_value();
+  RefitSteps list;
+  list.stores = stores;
+  list.checks = check != nullptr;
+  list.digests_beside = digests.has_value();
   // A check reads what goes through scratch.
-  program.pulls = check == nullptr || !check->DigestsScratch();
-  if (program.pulls) {
-    program.batches = stores ? &FusedBatches::fused : &FusedBatches::bounded;
+  list.pulls = check == nullptr || !check->DigestsScratch();
+  if (list.pulls) {
+    list.batches = stores ? &FusedBatches::fused : &FusedBatches::bounded;
   } else if (stores) {
-    program.batches = &FusedBatches::checked;
+    list.batches = &FusedBatches::checked;
   }
   // Digests take rounds in their order.
-  program.moves_beside =
+  list.moves_beside =
       check == nullptr && device_.CopiesInBulk() &&
       std::any_of(rounds.direct_ends.begin(), rounds.direct_ends.end(),
                   [](const DirectEnds& ends) { return ends.beside; });
-  StepChoices choices = {.moves_beside = program.moves_beside,
+  StepChoices choices = {.moves_beside = list.moves_beside,
                          .digests = digests,
-                         .digests_rest = program.checks,
+                         .digests_rest = list.checks,
                          .keeps = rounds.delta.staged != nullptr};
-  if (program.batches != nullptr) {
-    choices.is_idle = (fused.*program.batches).is_idle;
+  if (list.batches != nullptr) {
+    choices.is_idle = (fused.*list.batches).is_idle;
   }
-  if (program.pulls) {
+  if (list.pulls) {
     choices.read_sources = fused.read_sources;
     choices.readers = fused.readers;
   }
   const std::vector<DirectEnds>& ends =
-      program.pulls ? rounds.pulled_ends : rounds.direct_ends;
-  program.steps = ListSteps(schedule_, ends, choices);
-  program.is_awaited.resize(program.steps.size());
-  for (size_t i = 0; i < program.steps.size(); ++i) {
-    const Step& step = program.steps[i];
-    if (step.kind == StepKind::kJoin) program.join = i;
-    for (const uint32_t other : step.after) program.is_awaited[other] = true;
-    program.is_timed.push_back(Times(step, ends));
+      list.pulls ? rounds.pulled_ends : rounds.direct_ends;
+  list.steps = ListSteps(schedule_, ends, choices);
+  list.is_awaited.resize(list.steps.size());
+  for (size_t i = 0; i < list.steps.size(); ++i) {
+    const Step& step = list.steps[i];
+    if (step.kind == StepKind::kJoin) list.join = i;
+    for (const uint32_t other : step.after) list.is_awaited[other] = true;
+    list.is_timed.push_back(Times(step, ends));
   }
-  return program;
+  return list;
 }
 
 bool RefitEnqueuer::Times(const Step& step,
@@ -177,8 +181,8 @@ bool RefitEnqueuer::Times(const Step& step,
   return false;
 }
 
-absl::Status RefitEnqueuer::ReserveFor(const RefitProgram& program) {
-  const size_t steps = program.steps.size();
+absl::Status RefitEnqueuer::ReserveFor(const RefitSteps& list) {
+  const size_t steps = list.steps.size();
   if (events_.size() < steps) {
     events_.resize(steps);
     timers_.resize(steps);
@@ -189,17 +193,17 @@ absl::Status RefitEnqueuer::ReserveFor(const RefitProgram& program) {
     status.Update(made.status());
   };
   for (size_t i = 0; i < steps; ++i) {
-    if (program.is_awaited[i] && events_[i] == nullptr) {
+    if (list.is_awaited[i] && events_[i] == nullptr) {
       make(events_[i], device_.CreateEvent());
     }
-    if (program.is_timed[i] && timers_[i] == nullptr) {
+    if (list.is_timed[i] && timers_[i] == nullptr) {
       make(timers_[i], device_.CreateTimer());
     }
   }
   return status;
 }
 
-const RefitProgram& RefitEnqueuer::ChooseProgram() const {
+const RefitSteps& RefitEnqueuer::ChooseSteps() const {
   // Few multiprocessors store faster from scratch, in bulk.
   const bool stores =
       direct_multiprocessors_ == 0 || !rounds_.fused.in_peer_rounds;
@@ -208,12 +212,11 @@ const RefitProgram& RefitEnqueuer::ChooseProgram() const {
   // of rounds with one that does.
   const StagedDeltas* const staged = rounds_.delta.staged.get();
   const bool codes = staged != nullptr && staged->rung() < staged->rungs();
-  return *std::find_if(rounds_.programs.begin(), rounds_.programs.end(),
-                       [&](const RefitProgram& program) {
-                         return program.stores == stores &&
-                                program.checks == checks &&
-                                program.digests_beside == (checks && !codes);
-                       });
+  return *std::find_if(
+      rounds_.lists.begin(), rounds_.lists.end(), [&](const RefitSteps& list) {
+        return list.stores == stores && list.checks == checks &&
+               list.digests_beside == (checks && !codes);
+      });
 }
 
 void RefitEnqueuer::DropGraph() {
@@ -225,11 +228,11 @@ void RefitEnqueuer::Record() {
   if (!records_ || is_recorded_) return;
   is_recorded_ = true;
   recorded_multiprocessors_ = direct_multiprocessors_;
-  program_ = &ChooseProgram();
+  chosen_ = &ChooseSteps();
   const uint64_t drops = graph_->Drops();
   absl::StatusOr<std::unique_ptr<DeviceGraph>> graph =
       device_.Record([&](Stream recorded) {
-        return EnqueueSteps(0, program_->join + 1, recorded);
+        return EnqueueSteps(0, chosen_->join + 1, recorded);
       });
   recorded_ = graph.status();
   if (graph.ok()) graph_->Set(*std::move(graph), drops);
@@ -261,20 +264,22 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
     if (direct_multiprocessors_ != recorded_multiprocessors_) DropGraph();
     Record();
   }
-  program_ = &ChooseProgram();
+  chosen_ = &ChooseSteps();
   counters_.fused_elements =
-      (program_->stores ? rounds_.fused.stored_elements : 0) +
-      (program_->pulls ? rounds_.fused.pulled_elements : 0);
+      (chosen_->stores ? rounds_.fused.stored_elements : 0) +
+      (chosen_->pulls ? rounds_.fused.pulled_elements : 0);
+  // Before kZero, behind which the lane of digests begins.
   if (check_ != nullptr) status = check_->Begin(stream);
   size_t begin = 0;
   if (status.ok() && launches && graph_->IsSet()) {
     status = Launch(stream);
-    begin = program_->join + 1;
+    begin = chosen_->join + 1;
   }
   // The own post-hooks are the last step: nobody writes or reads the rank's
   // tensors any more, for the last direct round awaited the peers that did.
-  if (status.ok()) status = EnqueueSteps(begin, program_->steps.size(), stream);
+  if (status.ok()) status = EnqueueSteps(begin, chosen_->steps.size(), stream);
   if (!status.ok()) {
+    AwaitOwnStreams(stream);
     if (Fence* const fence = transport_.fence()) fence->Withdraw();
     return status;
   }
@@ -302,10 +307,9 @@ Stream RefitEnqueuer::StreamOf(Lane lane, Stream main) const {
 }
 
 void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
-  if (program_ == nullptr) return;
   std::array<bool, kLanes> awaited = {true};  // the main lane is `stream`
   for (size_t i = 0; i < enqueued_; ++i) {
-    const Lane lane = program_->steps[i].lane;
+    const Lane lane = chosen_->steps[i].lane;
     if (std::exchange(awaited[static_cast<size_t>(lane)], true)) continue;
     (void)lane_ended_->Record(StreamOf(lane, stream));
     (void)lane_ended_->Await(stream);
@@ -325,7 +329,7 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
   std::optional<ProfilerRange> range;
   uint32_t round = kNoRound;
   for (size_t i = begin; i < end; ++i) {
-    const Step& step = program_->steps[i];
+    const Step& step = chosen_->steps[i];
     if (step.round != round) {
       range.reset();
       if (step.round != kNoRound) range.emplace(range_texts_[step.round]);
@@ -334,7 +338,7 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
     const Clock::time_point start = Clock::now();
     const Stream stream = StreamOf(step.lane, main);
     DeviceTimer* const timer =
-        program_->is_timed[i] && !is_captured_ ? timers_[i].get() : nullptr;
+        chosen_->is_timed[i] && !is_captured_ ? timers_[i].get() : nullptr;
     absl::Status status;
     for (const uint32_t other : step.after) {
       status.Update(events_[other]->Await(stream));
@@ -343,7 +347,7 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
     if (timer != nullptr) status.Update(timer->Start(stream));
     if (status.ok()) status = EnqueueStep(step, stream);
     if (timer != nullptr) status.Update(timer->Stop(stream));
-    if (program_->is_awaited[i]) status.Update(events_[i]->Record(stream));
+    if (chosen_->is_awaited[i]) status.Update(events_[i]->Record(stream));
     if (!status.ok()) return status;
     if (step.round == kNoRound) continue;
     (step.kind == StepKind::kPack     ? counters_.pack_seconds
@@ -474,10 +478,10 @@ DeviceUse RefitEnqueuer::UseOf(const Step& step) const {
   if (step.lane == Lane::kBeside) return {.way = Way::kFew};
   if (schedule_.rounds()[step.round].route == fb::Route::kLocal) return {};
   if (direct_multiprocessors_ > 0) return AtMost(direct_multiprocessors_);
-  if (program_->digests_beside) return {.way = Way::kBesideDigests};
+  if (chosen_->digests_beside) return {.way = Way::kBesideDigests};
   // What quantizes beside rounds needs multiprocessors of its own.
   if (!schedule_.quantizes().empty()) return {};
-  return {.way = program_->moves_beside ? Way::kMost : Way::kBulk};
+  return {.way = chosen_->moves_beside ? Way::kMost : Way::kBulk};
 }
 
 // What the next refit of a plan with deltas needs.
@@ -576,8 +580,8 @@ absl::Status RefitEnqueuer::CheckCoding() {
 
 absl::StatusOr<double> RefitEnqueuer::SecondsOf(StepKind kind) const {
   double sum = 0;
-  for (size_t i = 0; i < program_->steps.size(); ++i) {
-    if (program_->steps[i].kind != kind) continue;
+  for (size_t i = 0; i < chosen_->steps.size(); ++i) {
+    if (chosen_->steps[i].kind != kind) continue;
     const absl::StatusOr<double> seconds = timers_[i]->Seconds();
     if (!seconds.ok()) return seconds.status();
     sum += *seconds;
@@ -603,7 +607,7 @@ absl::StatusOr<DeltaReport> RefitEnqueuer::MeasureDelta() const {
     report.move_seconds = choose_seconds_;
     if (has_found_) add(find_timer_->Seconds(), report.find_seconds);
   }
-  add(timers_[program_->join]->SecondsAfter(*timers_[0]), report.move_seconds);
+  add(timers_[chosen_->join]->SecondsAfter(*timers_[0]), report.move_seconds);
   add(SecondsOf(StepKind::kJoin), report.move_seconds);
   add(SecondsOf(StepKind::kKeep), report.keep_seconds);
   add(SecondsOf(StepKind::kPack), report.encode_seconds);
@@ -636,9 +640,9 @@ absl::StatusOr<std::vector<RoundMeasurement>> RefitEnqueuer::Measure() const {
       (send ? of.bytes_sent : of.bytes_received) += operation.size_bytes;
     }
   }
-  for (size_t i = 0; i < program_->steps.size(); ++i) {
-    const Step& step = program_->steps[i];
-    if (step.round == kNoRound || !program_->is_timed[i]) continue;
+  for (size_t i = 0; i < chosen_->steps.size(); ++i) {
+    const Step& step = chosen_->steps[i];
+    if (step.round == kNoRound || !chosen_->is_timed[i]) continue;
     const absl::StatusOr<TimeSpan> timed = SpanOf(i);
     if (!timed.ok()) return timed.status();
     RoundMeasurement& of = measured[step.round];

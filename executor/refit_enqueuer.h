@@ -26,7 +26,7 @@
 namespace refit {
 
 // The steps of one kind of refit.
-struct RefitProgram {
+struct RefitSteps {
   // Which kind. Sources store what they quantize where it goes.
   bool stores = false;
   bool checks = false;
@@ -44,13 +44,13 @@ struct RefitProgram {
 
 // What a schedule's rounds move, once the rank's tensors are known.
 struct BoundRounds {
-  std::vector<Operation> operations;        // RankSchedule's, with their data
-  std::unique_ptr<PreparedCopies> copies;   // batches as RankSchedule's
-  FusedBatches fused;                       // of `copies`
-  std::vector<DirectEnds> direct_ends;      // by round of the schedule
-  std::vector<DirectEnds> pulled_ends;      // where destinations pull
-  DeltaRounds delta;                        // of a plan with deltas
-  std::vector<RefitProgram> programs = {};  // RefitEnqueuer's
+  std::vector<Operation> operations;       // RankSchedule's, with their data
+  std::unique_ptr<PreparedCopies> copies;  // batches as RankSchedule's
+  FusedBatches fused;                      // of `copies`
+  std::vector<DirectEnds> direct_ends;     // by round of the schedule
+  std::vector<DirectEnds> pulled_ends;     // where destinations pull
+  DeltaRounds delta;                       // of a plan with deltas
+  std::vector<RefitSteps> lists = {};      // RefitEnqueuer's
 };
 
 // Puts the steps of a refit on streams (plan/schedule/steps.h): a stream for
@@ -76,7 +76,8 @@ class RefitEnqueuer {
   // From now on refits move `rounds`, which are prepared. Records them as a
   // graph, if all are direct.
   void Bind(BoundRounds rounds);
-  // Before the first refit of what is bound that `check` digests.
+  // Before the first refit of what is bound that `check` digests. It has to
+  // live until the next Bind, unless this fails.
   absl::Status PrepareCheck(const StateCheck& check);
 
   // Why the rounds could not be recorded, where they should have been.
@@ -99,9 +100,6 @@ class RefitEnqueuer {
   // Whether what staged rounds sent and received was coded as it should be.
   // Requires: the refits that were enqueued are over on this rank.
   absl::Status CheckCoding();
-  // Makes `stream` wait for what an Enqueue which failed began in other lanes.
-  void AwaitOwnStreams(Stream stream);
-
   // Of the last Enqueue.
   const RunCounters& counters() const { return counters_; }
   // Requires: it was waited for. Empty if it was not timed.
@@ -111,14 +109,14 @@ class RefitEnqueuer {
   absl::StatusOr<DeltaReport> MeasureDelta() const;
 
  private:
-  RefitProgram ListProgram(const BoundRounds& rounds, bool stores,
-                           std::optional<StepDigests> digests,
-                           const StateCheck* check) const;
-  const RefitProgram& ChooseProgram() const;
-  // Makes the events and timers that the program needs.
-  absl::Status ReserveFor(const RefitProgram& program);
+  RefitSteps ListStepsOf(const BoundRounds& rounds, bool stores,
+                         std::optional<StepDigests> digests,
+                         const StateCheck* check) const;
+  const RefitSteps& ChooseSteps() const;
+  // Makes the events and timers that the list needs.
+  absl::Status ReserveFor(const RefitSteps& list);
   bool Times(const Step& step, absl::Span<const DirectEnds> ends) const;
-  // Steps [begin, end) of the program. `main`: the stream of that lane.
+  // Steps [begin, end) of the list. `main`: the stream of that lane.
   absl::Status EnqueueSteps(size_t begin, size_t end, Stream main);
   absl::Status EnqueueStep(const Step& step, Stream stream);
   absl::Status EnqueuePack(const Step& step, Stream stream);
@@ -127,6 +125,8 @@ class RefitEnqueuer {
   absl::Status EnqueueMove(const Step& step, Stream stream);
   absl::Status EnqueueKeep(Stream stream);
   Stream StreamOf(Lane lane, Stream main) const;
+  // Makes `stream` wait for what a refit that failed began in other lanes.
+  void AwaitOwnStreams(Stream stream);
   DeviceUse UseOf(const Step& step) const;
 
   // Once after each DropGraph, and where a graph is worth it.
@@ -140,8 +140,8 @@ class RefitEnqueuer {
 
   // The batch of the schedule as the refit does it.
   size_t BatchOf(size_t batch) const {
-    if (program_->batches == nullptr) return batch;
-    const BatchChoice& choice = rounds_.fused.*program_->batches;
+    if (chosen_->batches == nullptr) return batch;
+    const BatchChoice& choice = rounds_.fused.*chosen_->batches;
     return choice.batches.empty() ? batch : choice.batches[batch];
   }
   // Those of the refit that is enqueued.
@@ -173,7 +173,7 @@ class RefitEnqueuer {
 
   std::array<std::unique_ptr<DeviceStream>, kLanes> streams_;  // own ones
   std::vector<RoundRangeText> range_texts_;                    // by round
-  // By step, of those of any program that need one.
+  // By step, of those of any list that need one.
   std::vector<std::unique_ptr<DeviceEvent>> events_;
   std::vector<std::unique_ptr<DeviceTimer>> timers_;
   std::unique_ptr<DeviceEvent> lane_ended_;  // of a refit that failed
@@ -199,7 +199,7 @@ class RefitEnqueuer {
   absl::Status recorded_;                  // how that went
 
   // Of the last refit, or the one that is being enqueued.
-  const RefitProgram* program_ = nullptr;
+  const RefitSteps* chosen_ = nullptr;
   StateCheck* check_ = nullptr;
   uint32_t direct_multiprocessors_;
   size_t enqueued_ = 0;  // steps

@@ -37,8 +37,12 @@ struct MessageKey {
   friend bool operator==(const MessageKey&, const MessageKey&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const MessageKey& key) {
-    return H::combine(std::move(h), key.round, key.part, key.source,
-                      key.destination, key.ordinal);
+    // Two words are hashed in a third of the time of five.
+    return H::combine(
+        std::move(h),
+        uint64_t{key.round} << 32 ^ uint64_t{key.part} << 16 ^ key.ordinal,
+        static_cast<uint64_t>(key.source) << 32 ^
+            static_cast<uint64_t>(key.destination));
   }
 };
 
@@ -252,6 +256,11 @@ void Builder::AddRanks() {
   std::vector<uint32_t> crossed;  // by rank: the first link
   graph_.first_tasks.clear();
   graph_.first_links.clear();
+  size_t ends = 0;  // of messages
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    if (equal.StandInOf(rank) == rank) ends += plan_.messages().Of(rank).size();
+  }
+  messages_.reserve(ends / 2);
   for (int32_t rank = 0; rank < ranks; ++rank) {
     graph_.first_tasks.push_back(static_cast<uint32_t>(graph_.tasks.size()));
     crossed.push_back(links_.size());

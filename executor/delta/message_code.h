@@ -21,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "plan/schedule/coded_message.h"
-#include "refit/device.h"
 
 namespace refit {
 

@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,9 +25,9 @@
 #include "absl/types/span.h"
 #include "plan/plan_file.h"
 #include "plan/schedule/delta_sizes.h"
+#include "plan/schedule/operation.h"
 #include "plan/schedule/rank_schedule.h"
 #include "refit/device.h"
-#include "refit/transport.h"
 
 namespace refit {
 

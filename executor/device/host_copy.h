@@ -7,8 +7,8 @@
 
 #include "absl/types/span.h"
 #include "executor/device/cast.h"
+#include "plan/schedule/copy_batch.h"
 #include "plan/schedule/copy_batches.h"
-#include "refit/device.h"
 
 namespace refit {
 

@@ -7,8 +7,9 @@
 
 #include "absl/types/span.h"
 #include "executor/device/cast.h"
+#include "plan/schedule/copy_batch.h"
 #include "plan/schedule/copy_batches.h"
-#include "refit/device.h"
+#include "refit/device_types.h"
 
 namespace refit {
 

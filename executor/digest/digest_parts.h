@@ -12,8 +12,9 @@
 #include "absl/types/span.h"
 #include "executor/digest/param_box.h"
 #include "plan/plan_file.h"
+#include "plan/schedule/copy_batch.h"
 #include "plan/schedule/tensor_table.h"
-#include "refit/device.h"
+#include "refit/device_types.h"
 
 namespace refit {
 

@@ -208,7 +208,6 @@ void RankSchedule::AddOperation(const fb::Body& body,
   if (direct) (send ? work.receivers : work.senders).push_back(peer);
   const bool copies = body.copy_lists()->Get(message.copies())->count() > 0;
   packs_ |= send && !direct && copies;
-  unpacks_ |= !send && !direct && copies;
   std::optional<size_t>& batch = direct ? work.move_batch
                                  : send ? work.pack_batch
                                         : work.unpack_batch;

@@ -100,9 +100,8 @@ class RankSchedule {
   bool RelaysInStages() const;
   // Sorted and distinct.
   std::vector<Edge> Edges() const;
-  // Whether the rank has anything to pack, and to unpack, in staged rounds.
+  // Whether the rank has anything to pack in staged rounds.
   bool Packs() const { return packs_; }
-  bool Unpacks() const { return unpacks_; }
   // Whether the rank has staged rounds.
   bool Stages() const;
   // Whether it has direct rounds with a rank of its GPU.
@@ -135,7 +134,6 @@ class RankSchedule {
   std::vector<fb::Route> routes_;  // by operation
   uint64_t staging_bytes_ = 0;
   bool packs_ = false;
-  bool unpacks_ = false;
   size_t batches_ = kHookBatch + 1;
 };
 

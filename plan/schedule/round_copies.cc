@@ -48,7 +48,7 @@ class RoundCopiesBuilder {
     result_.in_tensor.resize(result_.operations.size());
   }
 
-  // Tensors of a peer. Those that are mapped are there already.
+  // Tensors of a peer; those that Build was given are there already.
   void AddPeer(int32_t peer, absl::Span<std::byte* const> addresses) {
     peer_begin_[peer] = result_.table.size();
     result_.table.insert(result_.table.end(), addresses.begin(),

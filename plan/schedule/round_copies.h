@@ -26,8 +26,8 @@ struct BatchChoice {
 
 // Refits that quantize straight from the tensors that hold values into those
 // that are to, without scratch. A source does so where it stores
-// (copies/fused_quantizes.h), a destination where it can read what sources
-// would store (copies/pulled_quantizes.h). The rest stays in scratch.
+// (fused_quantizes.h), a destination where it can read what sources
+// would store (pulled_quantizes.h). The rest stays in scratch.
 struct FusedBatches {
   BatchChoice fused;
   // The same where few multiprocessors store over NVLink: destinations alone

@@ -1,11 +1,12 @@
 // The steps of one rank's refit, and what each of them waits for.
 //
-//   RankSchedule, DirectEnds ─▶ ListSteps ─▶ RefitEnqueuer  puts them on
-//   streams
-//                                        └─▶ simulator      prices them
+//   RankSchedule, DirectEnds ─▶ ListSteps ─▶ RefitEnqueuer   issues them
+//                                        └─▶ simulator       prices them
 //
-// Nothing else says what waits for what within a rank. The list depends on the
-// plan and on the ends of pairs alone; it is made in milliseconds, on a CPU.
+// Nothing else says what waits for what within a rank's refit; what comes
+// before it (a refit under way, counts of what changed) is waited for by
+// RefitEnqueuer. The list depends on the plan, the ends of pairs and
+// StepChoices; it is made in milliseconds, on a CPU.
 #ifndef REFIT_PLAN_SCHEDULE_STEPS_H_
 #define REFIT_PLAN_SCHEDULE_STEPS_H_
 
@@ -32,7 +33,7 @@ enum class Lane : uint8_t {
   kBeside,  // of DirectEnds::beside
   kDigest,
 };
-inline constexpr size_t kLanes = 6;
+inline constexpr size_t kLanes = static_cast<size_t>(Lane::kDigest) + 1;
 
 enum class StepKind : uint8_t {
   kZero,      // zeroes the padding: always the first step
@@ -65,7 +66,7 @@ struct Step {
   // before, between and behind the rounds.
   uint32_t round = kNoRound;
   // kQuantize: the launch. kMove: the part of the round's bytes, of
-  // kDirectSteps; none: all of them. kDigest: the arrivals (digest/arrivals.h).
+  // kDirectSteps; none: all of them. kDigest: so many arrivals (ArrivalsUntil).
   std::optional<size_t> number = std::nullopt;
   // Of calls of the fence. They point into what ListSteps was given.
   absl::Span<const int32_t> peers = {};

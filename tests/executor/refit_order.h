@@ -62,7 +62,7 @@ class RefitOrder {
 
   std::vector<std::string> names_;  // by step of all ranks
   std::vector<const char*> kinds_;  // likewise
-  std::vector<Arrow> arrows_;         // those that cannot be left out
+  std::vector<Arrow> arrows_;       // those that cannot be left out
   std::vector<Arrow> waits_;
   std::vector<Access> accesses_;  // by their begin
 };

@@ -15,7 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "plan/dtype.h"
 #include "plan/schedule/coded_message.h"
 #include "plan/schedule/copy_batch.h"
 #include "refit/device_types.h"
