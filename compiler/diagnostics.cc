@@ -156,8 +156,12 @@ void Diagnostics::Append(const Diagnostics& other) {
 void Diagnostics::Redirect(const SourceFile& file, const Place& place) {
   for (Entry& entry : entries_) {
     if (entry.place.file.get() != &file) continue;
-    absl::StrAppend(&entry.message, " (", file.path, ":",
-                    PositionOf(entry.place)->line, ")");
+    const std::optional<Position> position = PositionOf(entry.place);
+    absl::StrAppend(&entry.message, " (", file.path);
+    if (position.has_value()) {
+      absl::StrAppend(&entry.message, ":", position->line);
+    }
+    entry.message += ')';
     entry.place = place;
   }
 }

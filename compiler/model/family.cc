@@ -87,6 +87,7 @@ std::vector<FamilyClass> FamilyClasses() {
     classes.push_back({family->transformers_class, family->model_type});
   }
   for (const BuiltInRules& rules : AllBuiltInRules()) {
+    if (rules.transformers_class.empty()) continue;
     classes.push_back({rules.transformers_class, rules.model_type});
   }
   return classes;

@@ -53,6 +53,8 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kMambaGatedNorm:
       if (!a.mamba.has_value()) return std::nullopt;
       return a.mamba->inner();
+    case ParamRole::kAttentionSinks:
+      return a.heads;
     case ParamRole::kQueryHeadsNorm:
       return a.heads * a.head_dim;
     case ParamRole::kKeyHeadsNorm:
@@ -64,7 +66,11 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kRouterCorrection:
     case ParamRole::kStackedExpertGateUp:
     case ParamRole::kStackedExpertDown:
+    case ParamRole::kFusedExpertGateUp:
+    case ParamRole::kFusedExpertGateUpBias:
     case ParamRole::kFusedExpertGateThenUp:
+    case ParamRole::kFusedExpertDown:
+    case ParamRole::kFusedExpertDownBias:
       return a.experts;
     default:
       return std::nullopt;

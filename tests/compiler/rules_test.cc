@@ -89,9 +89,7 @@ class RulesParityTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(RulesParityTest, PlansAreThoseOfTheFamilyInCxx) {
   for (const FamilyConfig& family :
-       {FamilyConfig{"deepseek_v3", kLatent},
-        FamilyConfig{"deepseek_v3", kLatentWithoutQueryRank},
-        FamilyConfig{"nemotron_h", kMixers},
+       {FamilyConfig{"nemotron_h", kMixers},
         FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
     ExpectSamePlan(family, GetParam());
   }
@@ -120,9 +118,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(RulesTest, PlansForSglangAreThoseOfTheFamilyInCxx) {
   for (const FamilyConfig& family :
-       {FamilyConfig{"deepseek_v3", kLatent},
-        FamilyConfig{"deepseek_v3", kLatentWithoutQueryRank},
-        FamilyConfig{"nemotron_h", kMixers},
+       {FamilyConfig{"nemotron_h", kMixers},
         FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
     for (const char* mesh : {R"("tensor_parallel": 2, "pipeline_parallel": 2)",
                              R"("tensor_parallel": 4, "dp_attention": 2)"}) {
@@ -135,13 +131,10 @@ TEST(RulesTest, PlansForSglangAreThoseOfTheFamilyInCxx) {
   }
 }
 
-// SGLang fuses shared experts where there are 256 experts.
 TEST(RulesTest, ExpertsThatAreSpreadArePlannedAsInCxx) {
-  std::string many = kLatent;
-  many.replace(many.find('8'), 1, "256");
   for (const FamilyConfig& family :
-       {FamilyConfig{"deepseek_v3", kLatent}, FamilyConfig{"deepseek_v3", many},
-        FamilyConfig{"nemotron_h", kMixers}}) {
+       {FamilyConfig{"nemotron_h", kMixers},
+        FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
     for (const char* destination :
          {R"("vllm", "tensor_parallel": 2, "expert_parallel": true,
              "data_parallel": 2)",
@@ -164,7 +157,7 @@ TEST(RulesTest, ExpressionsAreOverTheConfigsKeys) {
   Diagnostics diagnostics;
   const auto file = std::make_shared<SourceFile>();
   file->text = R"({"hidden": 12, "flag": true, "off": false, "gone": null,
-                   "word": "x"})";
+                   "word": "x", "kinds": ["dense", "dense", "sparse"]})";
   const std::optional<JsonDocument> document =
       ParseJson(file, file->text, diagnostics);
   ASSERT_TRUE(document.has_value());
@@ -191,6 +184,12 @@ TEST(RulesTest, ExpressionsAreOverTheConfigsKeys) {
         std::pair("word",
                   "config.json has \"word\" as \"x\", which is no "
                   "integer"),
+        std::pair("kinds.dense", "2"),
+        std::pair("kinds.none", "0"),
+        std::pair("word.x + word.y", "1"),
+        std::pair("hidden * flag.x", "0"),
+        std::pair("absent.dense or 3", "3"),
+        std::pair("kinds.", "a word is missing behind \"kinds.\""),
         std::pair("hidden // 5", "2"),
         std::pair("(0 - hidden) // 5", "-3"),
         std::pair("hidden // heads", "3"),
@@ -393,6 +392,78 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
 
 // What roles of latent attention and of mixers need, and what they refuse.
 // A size whose mistake was reported is no mistake where others name it.
+// The names of a model of such rules, or the mistakes.
+std::string Names(const std::string& rules, const std::string& more = "") {
+  const TemporaryDirectory directory;
+  Job job;
+  job.model.config_path =
+      directory.Write("config.json", R"({"model_type": "mine", "hidden_size": 8,
+      "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 16,
+      "intermediate_size": 4)" + more + "}");
+  job.model.rules_path = {.value = directory.Write("rules.json", rules),
+                          .place = {},
+                          .given = true};
+  job.source.mtp.value = more.find("mtp") != std::string::npos;
+  Diagnostics diagnostics;
+  const std::optional<Model> model = ReadModel(job, diagnostics);
+  if (!model.has_value()) return directory.Relative(diagnostics.Render());
+  std::string names;
+  for (const auto& param : model->params) {
+    names += param.name.substr(param.name.rfind("0}") + 1) + " ";
+  }
+  return names;
+}
+
+TEST(RulesTest, AFamilyMayBeLikeAnother) {
+  EXPECT_EQ(Names(R"({"model_type": "mine", "like": "llama", "params": [
+          {"name": "model.layers.{layer}.self_attn.v_proj.bias", "if": true},
+          {"name": "model.layers.{layer}.extra.weight", "role": "replicated",
+           "shape": [3]},
+          {"name": "model.layers.{layer}.other.weight", "role": "replicated",
+           "shape": [3]},
+          {"name": "model.layers.{layer}.mlp.gate_proj.weight", "if": false}],
+          "vllm": {}})"),
+            "model.embed_tokens.weight }.input_layernorm.weight "
+            "}.self_attn.q_proj.weight }.self_attn.k_proj.weight "
+            "}.self_attn.v_proj.weight }.self_attn.v_proj.bias }.extra.weight "
+            "}.other.weight }.self_attn.o_proj.weight "
+            "}.post_attention_layernorm.weight }.mlp.up_proj.weight "
+            "}.mlp.down_proj.weight model.norm.weight lm_head.weight ");
+  EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "lama"})"),
+            "rules.json:1:32: error: like is \"lama\", which is no family of "
+            "rules; did you mean \"llama\"?\n");
+  EXPECT_NE(Names(R"({"model_type": "mine", "like": "llama", "params": [{},
+                      {"name": "model.norm.weight"}]})")
+                .find("error: missing key \"name\" in params[0]"),
+            std::string::npos);
+  // null takes a key away: with the other family's it would be refused.
+  const std::string biased = R"(, "mlp_bias": true)";
+  EXPECT_NE(Names(R"({"model_type": "mine", "like": "llama"})", biased)
+                .find("mlp_bias true is not supported; wanted false"),
+            std::string::npos);
+  EXPECT_EQ(Names(R"({"model_type": "mine", "like": "llama",
+                      "only": {"mlp_bias": null}})",
+                  biased),
+            Names(R"({"model_type": "mine", "like": "llama"})"));
+  // What the other file says has no place in this one.
+  EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama",
+                         "sizes": {"query": 3}})")
+                .substr(0, 49),
+            "rules.json: error: params[2].shape: parameter \"mo");
+}
+
+TEST(RulesTest, AValueThatFrameworksReadDifferentlyIsRefused) {
+  const std::string rules = Param(kEmbedding, R"(, "refuse": {
+      "num_experts": {"if": "num_experts - 1",
+                      "because": "which is odd; wanted 1"},
+      "absent": {"if": "not absent or true", "because": "and none is"}})");
+  EXPECT_EQ(Mistakes(rules, R"({"model_type": "mine", "hidden_size": 8,
+    "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 16,
+    "num_experts": 2})"),
+            "config.json:3:20: error: num_experts is 2, which is odd; wanted "
+            "1\nconfig.json:1:1: error: absent is missing, and none is\n");
+}
+
 TEST(RulesTest, OneMistakeIsOneMessage) {
   EXPECT_EQ(Mistakes(Param(R"({"name": "norm.weight", "shape": ["wide"],
                               "role": "final_norm"})",

@@ -1,5 +1,6 @@
 #include "compiler/model/rules/expression.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <optional>
@@ -177,7 +178,30 @@ class Evaluator {
                           "wanted",
                           Quoted(token)));
     }
-    return Named(token);
+    return text_.substr(at_, 1) == "." ? Words(token) : Named(token);
+  }
+
+  // "layer_types.dense": how many words of the config's list are "dense". Of a
+  // string 1 or 0.
+  absl::StatusOr<int64_t> Words(std::string_view key) {
+    ++at_;
+    const std::string_view word = Next();
+    if (word.empty() || !IsWordCharacter(word[0])) {
+      return Wrong(absl::StrFormat("a word is missing behind \"%s.\"", key));
+    }
+    at_ += word.size();
+    const JsonValue* value = scope_.Find(key);
+    if (value == nullptr) {
+      return OfKey(key, absl::NotFoundError(scope_.NoKey(key)));
+    }
+    const JsonValue::Array* words = value->AsArray();
+    const auto is_word = [&](const JsonValue& found) {
+      return found.AsString() != nullptr && *found.AsString() == word;
+    };
+    if (words != nullptr) {
+      return std::count_if(words->begin(), words->end(), is_word);
+    }
+    return is_word(*value) ? 1 : 0;
   }
 
   absl::StatusOr<int64_t> Named(std::string_view name) {

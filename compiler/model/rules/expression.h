@@ -32,7 +32,8 @@ struct ExpressionScope {
 
 // The value of `text`: integers, true and false (1 and 0), names, + - * / and
 // parentheses; "A or B" is B where the config lacks a key that A names; "not A"
-// is 1 where A is 0. "/" must leave no remainder, and "//" drops it. The status
+// is 1 where A is 0; "KEY.WORD" is how many words of a list are WORD, and of a
+// string 1 or 0. "/" must leave no remainder, and "//" drops it. The status
 // says what is wrong, without the text: NotFound for a missing key, Unavailable
 // for a size without a value, else InvalidArgument.
 absl::StatusOr<int64_t> Evaluate(std::string_view text,

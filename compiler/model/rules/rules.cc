@@ -20,6 +20,7 @@
 #include "compiler/model/json_file.h"
 #include "compiler/model/role_shape.h"
 #include "compiler/model/rules/expression.h"
+#include "compiler/model/rules/like.h"
 #include "compiler/model/stacks.h"
 #include "plan/nearest_word.h"
 
@@ -52,6 +53,7 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"key_heads_norm", kKeyHeadsNorm},
     {"attention_output", kAttentionOutput},
     {"attention_output_bias", kAttentionOutputBias},
+    {"attention_sinks", kAttentionSinks},
     {"latent_query", kLatentQuery},
     {"query_down", kQueryDown},
     {"query_down_norm", kQueryDownNorm},
@@ -59,6 +61,11 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"key_value_down", kKeyValueDown},
     {"key_value_down_norm", kKeyValueDownNorm},
     {"key_value_up", kKeyValueUp},
+    {"index_query", kIndexQuery},
+    {"index_key", kIndexKey},
+    {"index_key_norm", kIndexKeyNorm},
+    {"index_key_norm_bias", kIndexKeyNormBias},
+    {"index_weights", kIndexWeights},
     {"mamba_norm", kMambaNorm},
     {"mamba_in", kMambaIn},
     {"mamba_in_bias", kMambaInBias},
@@ -85,12 +92,20 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"expert_down", kExpertDown},
     {"stacked_expert_gate_up", kStackedExpertGateUp},
     {"stacked_expert_down", kStackedExpertDown},
+    {"fused_expert_gate_up", kFusedExpertGateUp},
+    {"fused_expert_gate_up_bias", kFusedExpertGateUpBias},
+    {"fused_expert_down", kFusedExpertDown},
+    {"fused_expert_down_bias", kFusedExpertDownBias},
     {"experts_latent_down", kLatentDown},
     {"experts_latent_up", kLatentUp},
     {"shared_expert_gate", kSharedExpertGate},
     {"shared_expert_up", kSharedExpertUp},
     {"shared_expert_down", kSharedExpertDown},
     {"shared_expert_router", kSharedExpertRouter},
+    {"mtp_embedding_norm", kMtpEmbeddingNorm},
+    {"mtp_hidden_norm", kMtpHiddenNorm},
+    {"mtp_projection", kMtpProjection},
+    {"mtp_final_norm", kMtpFinalNorm},
     {"column", kColumn},
     {"row", kRow},
     {"replicated", kReplicated},
@@ -117,7 +132,8 @@ constexpr KnownSize<Architecture> kSizes[] = {
      kExtentMax, &Architecture::head_dim},
     {"vocab", "vocab_size", 1, kExtentMax, &Architecture::vocab},
     {"experts", "0", 0, kCountMax, &Architecture::experts},
-    {"expert_groups", "1", 1, kCountMax, &Architecture::expert_groups},
+    {"expert_groups", "1", 0, kCountMax, &Architecture::expert_groups},
+    {"mtp_layers", "0", 0, kCountMax, &Architecture::mtp_layers},
 };
 // Sizes of a part that a model has or lacks: each is above 0, or all are 0.
 // Products of two and sums of products stay far below 2^63.
@@ -167,6 +183,7 @@ constexpr Companions kCompanions[] = {
     {kQueryBias, kQuery, false},
     {kMlpInputNorm, kMlpNorm, true},
     {kStackedExpertGateUp, kStackedExpertDown, true},
+    {kFusedExpertGateUp, kFusedExpertDown, true},
     {kQueryDown, kKeyValueDown, true},
 };
 
@@ -303,12 +320,20 @@ class RulesReader {
   std::optional<Sizes> ReadPart(const KnownSize<Sizes> (&sizes)[N],
                                 absl::Span<const JsonMember> members,
                                 const Place& place);
+  // Configs of which the file says that frameworks would differ.
+  void ReadRefusals();
   void ReadLayerSets();
   std::vector<int32_t> LayerSet(const JsonValue& value,
                                 const std::string& path);
   // A word of each layer: of a list, or the letters of one string.
   std::vector<std::string> WordsOfLayers(std::string_view key);
+  // Reports a list of the config that has not `word` for these layers alone.
+  void CheckLayersAlike(const JsonMember& list, const std::string& path,
+                        const std::vector<int32_t>& layers,
+                        const std::string& by);
   void ReadParams();
+  // What is known of the layers that predict more tokens.
+  void ReadMtpLayers();
   void ReadParam(const JsonValue& value, const std::string& path);
   // Reports a role of a kind of layer that the model's sizes do not have.
   void CheckKindOf(ParamRole role, const JsonValue& value,
@@ -361,6 +386,7 @@ class RulesReader {
   const bool is_compiled_in_;
   DType dtype_ = DType::kUnspecified;  // of the config
   bool has_sizes_ = false;             // and layers, all of them
+  int64_t mtp_layers_ = 0;             // also if the job leaves them out
   std::set<std::string> reported_;     // keys of the config
   std::shared_ptr<OwnFamily> own_ = std::make_shared<OwnFamily>();
   std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
@@ -379,11 +405,13 @@ void RulesReader::Read() {
   ReadKeys();
   ReadSizes();
   ReadLayerSets();
+  ReadRefusals();
   has_sizes_ = ok();
   ReadParams();
   Located<std::vector<std::string>> globs;
   reader_.Read("stored_beside", {}, globs);
   model_.stored_beside = std::move(globs.value);
+  ReadMtpLayers();
   if (ok()) CheckNoNameTwice();
   if (ok()) CheckRolesOfLayers();
   if (ok()) {
@@ -393,8 +421,9 @@ void RulesReader::Read() {
     ReadTraits();
   }
   for (const std::string_view key :
-       {"model_type", "defaults", "only", "alike", "sizes", "layers", "params",
-        "stored_beside", "vllm", "sglang", "megatron", "transformers"}) {
+       {"model_type", "like", "defaults", "only", "alike", "refuse", "sizes",
+        "layers", "params", "stored_beside", "vllm", "sglang", "megatron",
+        "transformers"}) {
     reader_.Find(key);
   }
   reader_.RejectOtherKeys();
@@ -563,9 +592,14 @@ void RulesReader::ReadSizes() {
   for (const KnownSize<Architecture>& size : kSizes) {
     architecture().*size.member = ReadKnownSize(size, members, place);
   }
+  mtp_layers_ = architecture().mtp_layers;
+  if (!model_.mtp) architecture().mtp_layers = 0;
   architecture().tied =
       ReadKnownSize<Architecture>({kTied, kTiedOtherwise, 0, 1, nullptr},
                                   members, place) != 0;
+  architecture().index_rope_interleaved =
+      ReadKnownSize<Architecture>(
+          {"index_rope_interleaved", "0", 0, 1, nullptr}, members, place) != 0;
   architecture().latent = ReadPart(kLatentSizes, members, place);
   const int64_t query_rank = ReadKnownSize(kQueryRank, members, place);
   if (architecture().latent.has_value()) {
@@ -604,12 +638,13 @@ void RulesReader::ReadSizes() {
                                         "%d",
                                         name, *size, of_name, *of));
   };
-  check_divides("kv_heads", "heads");
   check_divides("mamba_groups", "mamba_heads");
   if (architecture().latent.has_value()) {
     // Which have no meaning there.
     architecture().kv_heads = 0;
     architecture().head_dim = 0;
+  } else {
+    check_divides("kv_heads", "heads");
   }
 }
 
@@ -646,10 +681,43 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
 }
 
 void RulesReader::ReadLayerSets() {
+  const absl::Span<const JsonMember> sizes = Members("sizes");
+  if (std::any_of(sizes.begin(), sizes.end(), [](const JsonMember& size) {
+        return size.key == "mtp_layers";
+      })) {
+    layer_sets_["mtp"] =
+        Consecutive(static_cast<int32_t>(architecture().layers),
+                    architecture().mtp_layers)
+            .numbers;
+  }
   for (const JsonMember& member : Members("layers")) {
     const std::string path = absl::StrCat("layers.", member.key);
     if (!values_.IsObject(member.value, path)) continue;
-    layer_sets_[member.key] = LayerSet(member.value, path);
+    const std::vector<int32_t>& layers = layer_sets_[member.key] =
+        LayerSet(member.value, path);
+    scope_.sizes.emplace_back(member.key, static_cast<int64_t>(layers.size()));
+  }
+}
+
+void RulesReader::ReadRefusals() {
+  for (const JsonMember& member : Members("refuse")) {
+    const std::string path = absl::StrCat("refuse.", member.key);
+    if (!values_.IsObject(member.value, path)) continue;
+    ObjectReader reader(values_, member.value, path);
+    const JsonValue* condition = reader.Require("if", "an expression");
+    const JsonValue* because = reader.Require("because", "a string");
+    reader.RejectOtherKeys();
+    if (condition == nullptr || because == nullptr) continue;
+    const std::string* text =
+        values_.String(*because, reader.PathOf("because"));
+    const bool refused =
+        Number(*condition, reader.PathOf("if"), {}).value_or(0) != 0;
+    if (!refused || text == nullptr) continue;
+    const JsonValue* found = scope_.Find(member.key);
+    config_.Error(
+        member.key,
+        absl::StrFormat("%s is %s, %s", member.key,
+                        found == nullptr ? "missing" : found->Text(), *text));
   }
 }
 
@@ -665,6 +733,7 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
                                            const std::string& path) {
   ObjectReader reader(values_, value, path);
   const int64_t layers = architecture().layers;
+  const int64_t all_layers = architecture().all_layers();
   const auto bound = [&](std::string_view key, int64_t otherwise) {
     const JsonValue* bound = reader.Find(key);
     if (bound == nullptr) return otherwise;
@@ -672,7 +741,7 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
         .value_or(otherwise);
   };
   const int64_t from = bound("from", 0);
-  const int64_t to = bound("to", layers);
+  const int64_t to = bound("to", all_layers);
   const int64_t every = bound("every", 1);
   if (every == 0) {
     values_.Wrong(*reader.Find("every"), reader.PathOf("every"), "1 or more");
@@ -750,12 +819,22 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
       }
     }
   }
+  const JsonValue* alike = reader.Find("alike");
+  // The key of the config that says which layers these are.
+  std::string by = "the count of its words";
+  for (const std::string_view key : {"to", "every"}) {
+    const JsonValue* bound = reader.Find(key);
+    if (bound == nullptr || bound->AsString() == nullptr) continue;
+    const std::string& text = *bound->AsString();
+    const std::string first = text.substr(0, text.find(" or "));
+    if (Evaluate(first, scope_).ok()) by = first;
+  }
   reader.RejectOtherKeys();
   std::vector<int32_t> numbers;
-  for (int64_t layer = from; layer < std::min(to, layers); ++layer) {
+  for (int64_t layer = from; layer < std::min(to, all_layers); ++layer) {
     if (every > 1 && (layer + 1) % every != 0) continue;
     if (left_out.contains(layer)) continue;
-    if (!types.empty() && types[layer] != type) continue;
+    if (!types.empty() && (layer >= layers || types[layer] != type)) continue;
     const auto number = static_cast<int32_t>(layer);
     if (besides != nullptr &&
         std::binary_search(besides->begin(), besides->end(), number)) {
@@ -763,7 +842,42 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
     }
     numbers.push_back(number);
   }
+  const std::string alike_path = reader.PathOf("alike");
+  if (alike != nullptr && values_.IsObject(*alike, alike_path)) {
+    for (const JsonMember& list : *alike->AsObject()) {
+      CheckLayersAlike(list, alike_path, numbers, by);
+    }
+  }
   return numbers;
+}
+
+void RulesReader::CheckLayersAlike(const JsonMember& list,
+                                   const std::string& path,
+                                   const std::vector<int32_t>& layers,
+                                   const std::string& by) {
+  const std::string* word =
+      values_.String(list.value, absl::StrCat(path, ".", list.key));
+  const int64_t count = architecture().layers;
+  if (word == nullptr || scope_.Find(list.key) == nullptr) return;
+  if (!Evaluate("layers", scope_).ok()) return;
+  const std::vector<std::string> words = WordsOfLayers(list.key);
+  const auto report = [&](const std::string& mistake) {
+    // Sets that leave each other out make one mistake twice.
+    if (reported_.insert(list.key).second) config_.Error(list.key, mistake);
+  };
+  if (static_cast<int64_t>(words.size()) != count) {
+    return report(absl::StrFormat("%s has %d words; wanted %d, one per layer",
+                                  list.key, words.size(), count));
+  }
+  for (int32_t layer = 0; layer < count; ++layer) {
+    const bool has = std::binary_search(layers.begin(), layers.end(), layer);
+    if (has == (words[layer] == *word)) continue;
+    return report(absl::StrFormat(
+        "%s of layer %d is %s, and by %s it is %s%s: frameworks differ in "
+        "which they read; wanted both alike",
+        list.key, layer, Quoted(words[layer]), by, has ? "" : "not ",
+        Quoted(*word)));
+  }
 }
 
 void RulesReader::ReadParams() {
@@ -882,7 +996,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     return;
   }
   if (of_layer) {
-    param.index.push_back(Consecutive(0, architecture().layers));
+    param.index.push_back(Consecutive(0, architecture().all_layers()));
   }
   if (layers != nullptr) {
     const std::string* set =
@@ -933,6 +1047,18 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   if (diagnostics().error_count() != errors_before) return;
   CheckStackSize(param, values_.PlaceOf(value), diagnostics());
   if (diagnostics().error_count() != errors_before) return;
+  if (param.role == kFusedExpertGateUp ||
+      param.role == kFusedExpertGateUpBias) {
+    if (param.shape.empty() || param.shape.back() % 2 != 0) {
+      values_.Error(*shape, absl::StrFormat("%s: gate and up alternate; wanted "
+                                            "an even last size",
+                                            reader.PathOf("shape")));
+      return;
+    }
+    param.shape.back() /= 2;
+    param.shape.push_back(2);
+    param.split = Split::kLastInPairs;
+  }
   const std::string mistake = ShapeMistake(param, architecture());
   if (!mistake.empty()) {
     values_.Error(*shape,
@@ -946,6 +1072,30 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   }
   rules_.push_back({.param = model_.params.size(), .value = &value});
   model_.params.push_back(std::move(param));
+}
+
+void RulesReader::ReadMtpLayers() {
+  const int64_t layers = mtp_layers_;
+  const auto has_role = [](const Param& param) {
+    return param.role == kMtpProjection;
+  };
+  if (layers == 0) return;
+  if (model_.mtp) {
+    own_->family.knows_mtp =
+        std::any_of(model_.params.begin(), model_.params.end(), has_role);
+    if (!own_->family.knows_mtp) architecture().mtp_layers = 0;
+    return;
+  }
+  const auto of_layer =
+      std::find_if(model_.params.begin(), model_.params.end(),
+                   [](const Param& param) { return !param.index.empty(); });
+  if (of_layer == model_.params.end()) return;
+  const std::string prefix =
+      of_layer->name.substr(0, of_layer->name.find("{0}"));
+  for (int64_t i = 0; i < layers; ++i) {
+    model_.stored_beside.push_back(
+        absl::StrFormat("%s%d.*", prefix, architecture().layers + i));
+  }
 }
 
 // Names are compared one by one only of stacks that could have equal ones: a
@@ -1060,12 +1210,19 @@ void RulesReader::CheckCompanions() {
   }
 }
 
-// Of stacked experts, gate and up rows are as many as the columns of down.
+// Of stacked experts, gate and up rows are as many as the columns of down; of
+// fused ones, gate and up columns as many as the rows.
 void RulesReader::CheckStackedExperts() {
-  const auto down = std::find_if(
-      model_.params.begin(), model_.params.end(),
-      [](const Param& param) { return param.role == kStackedExpertDown; });
+  const auto down = std::find_if(model_.params.begin(), model_.params.end(),
+                                 [](const Param& param) {
+                                   return param.role == kStackedExpertDown ||
+                                          param.role == kFusedExpertDown;
+                                 });
   if (down == model_.params.end()) return;
+  const bool fused = down->role == kFusedExpertDown;
+  const Dims shape = {down->shape[0],
+                      fused ? down->shape[2] : 2 * down->shape[2],
+                      fused ? 2 * down->shape[1] : down->shape[1]};
   for (const Rule& rule : rules_) {
     const Param& param = model_.params[rule.param];
     if (param.role == kExpertUp) {
@@ -1073,19 +1230,18 @@ void RulesReader::CheckStackedExperts() {
                     "experts one by one beside stacked ones; wanted one form");
       return;
     }
-    const bool is_gate_up = param.role == kStackedExpertGateUp;
-    const int64_t rows = down->shape[2] * 2;
-    if (!is_gate_up ||
-        (param.shape[1] == rows && param.shape[2] == down->shape[1])) {
+    const Dims found = param.StoredShape();
+    if (param.role != (fused ? kFusedExpertGateUp : kStackedExpertGateUp) ||
+        found == shape) {
       continue;
     }
     values_.Error(
         *rule.value,
         absl::StrFormat("parameter %s has %d x %d elements of an expert; "
                         "wanted %d x %d, as %s has %d x %d",
-                        Quoted(param.name), param.shape[1], param.shape[2],
-                        rows, down->shape[1], Quoted(down->name),
-                        down->shape[1], down->shape[2]));
+                        Quoted(param.name), found[1], found[2], shape[1],
+                        shape[2], Quoted(down->name), down->shape[1],
+                        down->shape[2]));
     return;
   }
 }
@@ -1249,9 +1405,14 @@ void RulesReader::ReadSglang(const JsonValue& value) {
   traits.known = true;
   traits.renames = ReadNames(reader);
   traits.fused = ReadFused(reader);
-  bool fp32_router = false;
-  ReadFlag(reader, "fp32_router", fp32_router);
-  if (fp32_router) traits.fp32_router_since = "0";
+  const JsonValue* router = reader.Find("fp32_router");
+  if (router != nullptr && router->AsString() != nullptr) {
+    traits.fp32_router_since = Keep(*router->AsString());
+  } else {
+    bool fp32_router = false;
+    ReadFlag(reader, "fp32_router", fp32_router);
+    if (fp32_router) traits.fp32_router_since = "0";
+  }
   ReadWord(reader, "head", kHeadWords, traits.head);
   ReadWord(reader, "embedding", kEmbeddingWords, traits.embedding);
   ReadWord(reader, "shared_fusion", kSharedFusionWords, traits.shared_fusion);
@@ -1265,6 +1426,7 @@ void RulesReader::ReadSglang(const JsonValue& value) {
   ReadFlag(reader, "dp_attention", traits.dp_attention);
   ReadFlag(reader, "redundant_experts", traits.redundant_experts);
   ReadFlag(reader, "dense_layers", traits.dense_layers);
+  ReadFlag(reader, "loads_expert_parallel", traits.loads_expert_parallel);
   reader.RejectOtherKeys();
 }
 
@@ -1304,7 +1466,9 @@ void BuildByRules(const std::string& path, const Place& asked,
       ReadJsonFile(path, asked, kRulesBytesMax, "rules", diagnostics);
   if (!document.has_value()) return;
   const ValueReader values(*document, diagnostics);
-  RulesReader(values, document->root, false, config, model).Read();
+  const std::optional<JsonValue> root = CompleteRules(document->root, values);
+  if (!root.has_value()) return;
+  RulesReader(values, *root, false, config, model).Read();
 }
 
 void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
@@ -1315,7 +1479,8 @@ void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
                  .text = std::string(rules.text)});
   const JsonDocument document = *ParseJson(source, source->text, diagnostics);
   const ValueReader values(document, diagnostics);
-  RulesReader(values, document.root, true, config, model).Read();
+  const JsonValue root = *CompleteRules(document.root, values);
+  RulesReader(values, root, true, config, model).Read();
   diagnostics.Redirect(*source, config.place());
 }
 

@@ -28,7 +28,7 @@ struct OwnFamily {
 // A file that is compiled in.
 struct BuiltInRules {
   std::string_view model_type;
-  std::string_view transformers_class;
+  std::string_view transformers_class;  // "": there is none
   std::string_view text;
 };
 // In alphabetical order of model_type. CMake writes it from families/*.json.
