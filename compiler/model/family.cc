@@ -16,13 +16,11 @@
   FAMILY(kGlm4Moe)             \
   FAMILY(kGlm4MoeLite)         \
   FAMILY(kGlmMoeDsa)           \
-  FAMILY(kGptOss)              \
   FAMILY(kKimiK2)              \
   FAMILY(kKimiK25)             \
   FAMILY(kKimiVl)              \
   FAMILY(kLlama4)              \
   FAMILY(kLlama4Text)          \
-  FAMILY(kMinimaxM2)           \
   FAMILY(kNemotronH)           \
   FAMILY(kQwen35)              \
   FAMILY(kQwen35Moe)           \

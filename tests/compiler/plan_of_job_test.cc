@@ -48,7 +48,7 @@ TEST(InputsTest, EveryMemberOfTheArchitectureCounts) {
     return [change](Job&, Model& model) { change(model.architecture); };
   };
   ExpectDistinct({
-      of([](Architecture& a) { a.family = FindFamily("gpt_oss"); }),
+      of([](Architecture& a) { a.family = FindFamily("nemotron_h"); }),
       of([](Architecture& a) { a.layers = 7; }),
       of([](Architecture& a) { a.mtp_layers = 7; }),
       of([](Architecture& a) { a.mtp_block = 7; }),
