@@ -74,28 +74,8 @@ void DecoderBuilder::ReadLatentHeads() {
                       .value_dim = config_.Size("v_head_dim")};
 }
 
-void DecoderBuilder::ReadMtpLayers() {
-  Architecture& architecture = model_.architecture;
-  const int64_t layers = config_.CountOr("num_nextn_predict_layers", 0);
-  if (model_.mtp) architecture.mtp_layers = layers;
-  for (int64_t i = 0; i < layers; ++i) {
-    const int64_t layer = architecture.layers + i;
-    if (!model_.mtp) {
-      model_.stored_beside.push_back(
-          absl::StrFormat("model.layers.%d.*", layer));
-      continue;
-    }
-    // Copies of the embedding and the head.
-    for (const std::string_view copy :
-         {"embed_tokens.weight", "shared_head.head.weight"}) {
-      model_.stored_beside.push_back(
-          absl::StrFormat("model.layers.%d.%s", layer, copy));
-    }
-  }
-}
-
 IndexDim DecoderBuilder::AllLayers() const {
-  return Consecutive(0, model_.architecture.all_layers());
+  return Consecutive(0, model_.architecture.layers);
 }
 
 Param& DecoderBuilder::Add(std::string_view name, ParamRole role, Dims shape,
@@ -160,14 +140,14 @@ void DecoderBuilder::AddAttention(const AttentionOptions& options) {
   add_rotated("self_attn.q_proj.weight", ParamRole::kQuery, a.heads);
   add_rotated("self_attn.k_proj.weight", ParamRole::kKey, a.kv_heads);
   add("self_attn.v_proj.weight", ParamRole::kValue, {key_value, a.hidden});
-  if (options.query_key_value_bias) {
+  if (options.biases) {
     add("self_attn.q_proj.bias", ParamRole::kQueryBias, {query});
     add("self_attn.k_proj.bias", ParamRole::kKeyBias, {key_value});
     add("self_attn.v_proj.bias", ParamRole::kValueBias, {key_value});
   }
   add("self_attn.o_proj.weight", ParamRole::kAttentionOutput,
       {a.hidden, query});
-  if (options.output_bias) {
+  if (options.biases) {
     add("self_attn.o_proj.bias", ParamRole::kAttentionOutputBias, {a.hidden});
   }
   if (options.query_key_norm) {
@@ -222,28 +202,19 @@ void DecoderBuilder::AddMlp(const IndexDim& layers, int64_t intermediate,
   add("down_proj", ParamRole::kMlpDown, {hidden, intermediate});
 }
 
-void DecoderBuilder::AddExperts(const IndexDim& layers, std::string_view module,
-                                const ExpertNames& names, int64_t experts,
+void DecoderBuilder::AddExperts(const IndexDim& layers, int64_t experts,
                                 int64_t intermediate) {
   const int64_t hidden = model_.architecture.hidden;
   model_.architecture.experts = experts;
   AddMlpNorm(ParamRole::kMoeNorm, layers);
-  Add(absl::StrFormat("%s.gate.weight", module), ParamRole::kRouter,
-      {experts, hidden}, {layers});
+  Add("mlp.gate.weight", ParamRole::kRouter, {experts, hidden}, {layers});
   const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
-    Add(absl::StrFormat("%s.experts.{1}.%s.weight", module, name), role,
+    Add(absl::StrFormat("mlp.experts.{1}.%s.weight", name), role,
         std::move(shape), {layers, Consecutive(0, experts)});
   };
-  add(names.gate, ParamRole::kExpertGate, {intermediate, hidden});
-  add(names.up, ParamRole::kExpertUp, {intermediate, hidden});
-  add(names.down, ParamRole::kExpertDown, {hidden, intermediate});
-}
-
-void DecoderBuilder::AddRouterCorrection(const IndexDim& layers,
-                                         std::string_view module) {
-  Add(absl::StrFormat("%s.gate.e_score_correction_bias", module),
-      ParamRole::kRouterCorrection, {model_.architecture.experts}, {layers});
-  model_.params.back().dtype = DType::kFp32;
+  add("gate_proj", ParamRole::kExpertGate, {intermediate, hidden});
+  add("up_proj", ParamRole::kExpertUp, {intermediate, hidden});
+  add("down_proj", ParamRole::kExpertDown, {hidden, intermediate});
 }
 
 void DecoderBuilder::AddSharedExperts(const IndexDim& layers,
@@ -257,19 +228,6 @@ void DecoderBuilder::AddSharedExperts(const IndexDim& layers,
   add("gate_proj", ParamRole::kSharedExpertGate, {intermediate, hidden});
   add("up_proj", ParamRole::kSharedExpertUp, {intermediate, hidden});
   add("down_proj", ParamRole::kSharedExpertDown, {hidden, intermediate});
-}
-
-void DecoderBuilder::AddMtpProjections() {
-  const Architecture& a = model_.architecture;
-  if (a.mtp_layers == 0) return;
-  const IndexDim layers =
-      Consecutive(static_cast<int32_t>(a.layers), a.mtp_layers);
-  Add("enorm.weight", ParamRole::kMtpEmbeddingNorm, {a.hidden}, {layers});
-  Add("hnorm.weight", ParamRole::kMtpHiddenNorm, {a.hidden}, {layers});
-  Add("eh_proj.weight", ParamRole::kMtpProjection, {a.hidden, 2 * a.hidden},
-      {layers});
-  Add("shared_head.norm.weight", ParamRole::kMtpFinalNorm, {a.hidden},
-      {layers});
 }
 
 void DecoderBuilder::End() {
@@ -368,33 +326,17 @@ std::optional<int64_t> ReadMlpTypes(ConfigReader& config, int64_t layers) {
 
 // How many of the first layers are dense. Engines read the count, and classes
 // of transformers since release 5 the list.
-int64_t ReadDenseLayers(ConfigReader& config, int64_t layers,
-                        DenseLayers dense) {
-  const bool counts = config.Has(kDenseCount);
-  const auto count = [&] {
-    return std::min(config.NumberOrNone(kDenseCount), layers);
-  };
-  if (!config.Has(kMlpTypes)) {
-    if (dense != DenseLayers::kListed) return count();
-    if (!counts) return 1;
-    if (count() != 1) {
-      config.Error(kDenseCount,
-                   absl::StrFormat("%s is %d and there is no %s: transformers "
-                                   "reads that alone, and makes one layer "
-                                   "dense; wanted both, alike",
-                                   kDenseCount, count(), kMlpTypes));
-    }
-    return count();
-  }
+int64_t ReadDenseLayers(ConfigReader& config, int64_t layers) {
+  const int64_t count = std::min(config.NumberOrNone(kDenseCount), layers);
+  if (!config.Has(kMlpTypes)) return count;
   const std::optional<int64_t> listed = ReadMlpTypes(config, layers);
   if (!listed.has_value()) return 0;
-  // A class that counts alone counts its default too.
-  if ((counts || dense == DenseLayers::kCounted) && count() != *listed) {
+  if (count != *listed) {
     config.Error(kMlpTypes,
                  absl::StrFormat("%s begins with %d dense layers, and %s is "
                                  "%d: frameworks differ in which they read; "
                                  "wanted both alike",
-                                 kMlpTypes, *listed, kDenseCount, count()));
+                                 kMlpTypes, *listed, kDenseCount, count));
   }
   return *listed;
 }
@@ -402,42 +344,41 @@ int64_t ReadDenseLayers(ConfigReader& config, int64_t layers,
 }  // namespace
 
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model, RouterCorrection correction,
-                           DenseLayers dense) {
+                           Model& model) {
   CheckRouting(config);
   // A checkpoint in block-scaled FP8.
   model.stored_beside.push_back("*.weight_scale_inv");
 
   IndexDim sparse = decoder.AllLayers();
   const int64_t dense_count =
-      ReadDenseLayers(config, model.architecture.layers, dense);
+      ReadDenseLayers(config, model.architecture.layers);
   if (dense_count > 0) {
     decoder.AddMlp(Consecutive(0, dense_count),
                    config.Size("intermediate_size"));
     sparse.numbers.erase(sparse.numbers.begin(),
                          sparse.numbers.begin() + dense_count);
   }
-  if (!sparse.numbers.empty()) {
-    if (correction == RouterCorrection::kByTopkMethod &&
-        !config.Has("topk_method")) {
-      config.Error("topk_method",
-                   "topk_method is missing, and engines then hold no "
-                   "e_score_correction_bias, which the checkpoint has; wanted "
-                   "\"noaux_tc\"");
-    }
-    const int64_t intermediate = config.Size("moe_intermediate_size");
-    model.architecture.expert_groups = ReadExpertGroups(config);
-    decoder.AddExperts(sparse, "mlp", {}, config.Count("n_routed_experts"),
-                       intermediate);
-    decoder.AddRouterCorrection(sparse, "mlp");
-    config.CheckAlike("n_routed_experts", "num_local_experts");
-    const int64_t shared = config.NumberOrNone("n_shared_experts");
-    if (shared > 0) {
-      decoder.AddSharedExperts(sparse, "mlp.shared_experts",
-                               shared * intermediate);
-    }
+  if (sparse.numbers.empty()) return;
+  if (!config.Has("topk_method")) {
+    config.Error("topk_method",
+                 "topk_method is missing, and engines then hold no "
+                 "e_score_correction_bias, which the checkpoint has; wanted "
+                 "\"noaux_tc\"");
   }
-  decoder.AddMtpProjections();
+  const int64_t experts = config.Count("n_routed_experts");
+  const int64_t intermediate = config.Size("moe_intermediate_size");
+  model.architecture.expert_groups = ReadExpertGroups(config);
+  decoder.AddExperts(sparse, experts, intermediate);
+  decoder
+      .Add("mlp.gate.e_score_correction_bias", ParamRole::kRouterCorrection,
+           {experts}, {sparse})
+      .dtype = DType::kFp32;
+  config.CheckAlike("n_routed_experts", "num_local_experts");
+  const int64_t shared = config.NumberOrNone("n_shared_experts");
+  if (shared > 0) {
+    decoder.AddSharedExperts(sparse, "mlp.shared_experts",
+                             shared * intermediate);
+  }
 }
 
 SparseLayers ReadSparseLayers(ConfigReader& config, const IndexDim& layers) {

@@ -15,19 +15,11 @@
 namespace refit {
 
 struct AttentionOptions {
-  bool query_key_value_bias = false;
-  bool output_bias = false;
+  bool biases = false;
   bool query_key_norm = false;
   // Neighboring rows of a query's or a key's head are a rotary pair. Engines
   // hold the first rows of all pairs before the second.
   bool rotary_pairs = false;
-};
-
-// What a family calls the three matrices of an expert.
-struct ExpertNames {
-  std::string_view gate = "gate_proj";
-  std::string_view up = "up_proj";
-  std::string_view down = "down_proj";
 };
 
 // What the attention's heads are made of.
@@ -43,10 +35,6 @@ class DecoderBuilder {
   // Reads the sizes that every decoder has.
   DecoderBuilder(ConfigReader& config, Model& model,
                  HeadForm heads = HeadForm::kGrouped);
-
-  // If the job wants them, `num_nextn_predict_layers` more layers are built
-  // like the decoder's last one, and numbered on. Comes before the stacks.
-  void ReadMtpLayers();
 
   // The model is called `root`, "model." by default, and its head `head`. Comes
   // first.
@@ -64,17 +52,12 @@ class DecoderBuilder {
   // Norm and dense MLP of `layers`.
   void AddMlp(const IndexDim& layers, int64_t intermediate,
               std::string_view module = "mlp");
-  // Norm, router and experts of `layers`; `module` holds the latter two.
-  void AddExperts(const IndexDim& layers, std::string_view module,
-                  const ExpertNames& names, int64_t experts,
+  // Norm, router and experts of `layers`.
+  void AddExperts(const IndexDim& layers, int64_t experts,
                   int64_t intermediate);
-  // What a router adds to its scores to choose experts, fp32.
-  void AddRouterCorrection(const IndexDim& layers, std::string_view module);
   // Experts that every token visits, as one MLP.
   void AddSharedExperts(const IndexDim& layers, std::string_view module,
                         int64_t intermediate);
-  // What multi-token-prediction layers have beside a decoder layer.
-  void AddMtpProjections();
   // Adds final norm and head.
   void End();
   // Adds the head, or says that it is the embedding of this name.
@@ -88,7 +71,6 @@ class DecoderBuilder {
   Param& AddParam(std::string name, ParamRole role, Dims shape,
                   std::vector<IndexDim> index, int32_t first_layer = 0);
 
-  // Also the multi-token-prediction layers.
   IndexDim AllLayers() const;
 
  private:
@@ -116,27 +98,11 @@ void CheckRouting(ConfigReader& config);
 // The groups of experts that "n_group" names; 0: config.json does not say.
 int64_t ReadExpertGroups(ConfigReader& config);
 
-// Whether a serving engine's router corrects its scores.
-enum class RouterCorrection : uint8_t {
-  kAlways,
-  kByTopkMethod,  // if config.json has topk_method "noaux_tc"
-};
-
-// What says which layers of a class of transformers are dense.
-enum class DenseLayers : uint8_t {
-  kCounted,  // first_k_dense_replace alone
-  // mlp_layer_types, and without it the first layers by first_k_dense_replace.
-  kListedOrCounted,
-  kListed,  // mlp_layer_types alone: without it the first layer is dense
-};
-
 // The layers of the families that follow DeepSeek-V3, after the attention of
 // all layers: the first layers are dense, all others have routed experts, whose
-// router corrects its scores, and shared ones. So have the multi-token-
-// prediction layers, whose own projections come last.
+// router corrects its scores, and shared ones.
 void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model, RouterCorrection correction,
-                           DenseLayers dense = DenseLayers::kCounted);
+                           Model& model);
 
 // Which layers of Qwen's decoders have experts. A layer is dense if
 // `mlp_only_layers` names it, or if its number, counted from 1, is not a

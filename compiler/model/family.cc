@@ -8,15 +8,9 @@
 
 // One line for each family in C++, in alphabetical order of model_type.
 #define REFIT_FAMILIES(FAMILY) \
-  FAMILY(kDeepseekV3)          \
-  FAMILY(kDeepseekV32)         \
   FAMILY(kDeepseekV4)          \
   FAMILY(kGemma3)              \
   FAMILY(kGemma3Text)          \
-  FAMILY(kGlm4Moe)             \
-  FAMILY(kGlm4MoeLite)         \
-  FAMILY(kGlmMoeDsa)           \
-  FAMILY(kKimiK2)              \
   FAMILY(kKimiK25)             \
   FAMILY(kKimiVl)              \
   FAMILY(kLlama4)              \

@@ -70,7 +70,7 @@ const Family* FamilyOf(const std::string& model_type) {
         "num_hidden_layers": 1, "hidden_size": 2, "vocab_size": 2,
         "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2,
         "intermediate_size": 2, "moe_intermediate_size": 2,
-        "num_local_experts": 2})",
+        "num_local_experts": 2, "n_routed_experts": 2})",
                                                model_type));
   }
   return it->second.architecture.family;

@@ -293,9 +293,9 @@ TEST(ModelTest, UnknownFamilyNamesTheOneWhoseClassItsArchitecturesResemble) {
                   "rules may be copied and changed: "
                   "share/refit/families/llama.json; wanted "),
         std::pair(R"(["LlammaForCausalLM"])", "LlamaForCausalLM of llama,"),
-        std::pair(R"(["DeepseekV3ForCausalLM"])",
-                  "\"gpt5\"; its architectures are like DeepseekV3ForCausalLM "
-                  "of deepseek_v3; wanted "),
+        std::pair(R"(["NemotronHForCausalLM"])",
+                  "\"gpt5\"; its architectures are like NemotronHForCausalLM "
+                  "of nemotron_h; wanted "),
         std::pair(R"([1, "LlamaForCausalLM"])", "LlamaForCausalLM of llama,"),
         std::pair(R"([1, null])", "\"gpt5\"; wanted "),
         std::pair(R"("LlamaForCausalLM")", "\"gpt5\"; wanted "),
@@ -433,26 +433,29 @@ TEST(ModelTest, DenseLayersThatTwoKeysSayDifferentlyAreRefused) {
       ": frameworks differ in which they read; wanted both alike";
   const std::string counted = R"(, "first_k_dense_replace": )";
   EXPECT_EQ(error("glm4_moe_lite", counted + "1, " + kTwoDense),
-            "config.json:6:50: error: mlp_layer_types begins with 2 dense "
-            "layers, and first_k_dense_replace is 1" +
+            "config.json:6:50: error: mlp_layer_types of layer 1 is "
+            "\"dense\", and by first_k_dense_replace it is not \"dense\"" +
                 differ);
   // The class counts, and without the key it counts 3.
   EXPECT_EQ(error("deepseek_v3", std::string(", ") + kTwoDense),
-            "config.json:6:22: error: mlp_layer_types begins with 2 dense "
-            "layers, and first_k_dense_replace is 3" +
+            "config.json:6:22: error: mlp_layer_types of layer 2 is "
+            "\"sparse\", and by first_k_dense_replace it is \"dense\"" +
                 differ);
   EXPECT_EQ(error("glm4_moe_lite", counted + "2"),
-            "config.json:6:28: error: first_k_dense_replace is 2 and there is "
+            "config.json:6:28: error: first_k_dense_replace is 2, and there is "
             "no mlp_layer_types: transformers reads that alone, and makes one "
             "layer dense; wanted both, alike");
-  for (const char* types :
-       {R"(["sparse", "dense", "sparse"])", R"(["dense", "sparse"])",
-        R"(["dense", "moe", "sparse"])"}) {
-    EXPECT_NE(
-        error("glm4_moe_lite", absl::StrCat(R"(, "mlp_layer_types": )", types))
-            .find("; wanted 3, dense ones first"),
-        std::string::npos)
-        << types;
+  const std::string by = "and by the count of its words it is ";
+  for (const auto& [types, mistake] :
+       {std::pair(R"(["sparse", "dense", "sparse"])",
+                  "of layer 0 is \"sparse\", " + by + "\"dense\"" + differ),
+        std::pair(R"(["dense", "sparse"])",
+                  std::string("has 2 words; wanted 3, one per layer")),
+        std::pair(R"(["dense", "moe", "sparse"])",
+                  "of layer 1 is \"moe\", " + by + "\"sparse\"" + differ)}) {
+    EXPECT_EQ(
+        error("glm4_moe_lite", absl::StrCat(R"(, "mlp_layer_types": )", types)),
+        "config.json:6:22: error: mlp_layer_types " + mistake);
   }
 }
 

@@ -142,7 +142,7 @@ void BuildWith(ConfigReader& config, Model& model, const Projector& projector,
   text.ExpectFalse("attention_bias");
   decoder.Begin();
   decoder.AddLatentAttention();
-  AddSharedExpertLayers(text, decoder, model, RouterCorrection::kByTopkMethod);
+  AddSharedExpertLayers(text, decoder, model);
   decoder.End();
 }
 

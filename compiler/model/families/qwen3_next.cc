@@ -234,7 +234,7 @@ void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
     Add("mlp.experts.down_proj", kStackedExpertDown,
         {experts, hidden, intermediate}, {layers});
   } else {
-    decoder_.AddExperts(layers, "mlp", {}, experts, intermediate);
+    decoder_.AddExperts(layers, experts, intermediate);
   }
   const int64_t shared = config_.Size("shared_expert_intermediate_size");
   Add("mlp.shared_expert.gate_proj.weight", kSharedExpertGate, {shared, hidden},

@@ -20,9 +20,7 @@ void BuildWithVision(ConfigReader& config, Model& model) {
   decoder.NameModel("model.language_model.");
   decoder.Begin();
   const bool bias = text.FlagOr("attention_bias", false);
-  decoder.AddAttention({.query_key_value_bias = bias,
-                        .output_bias = bias,
-                        .query_key_norm = true});
+  decoder.AddAttention({.biases = bias, .query_key_norm = true});
   decoder.AddMlp(decoder.AllLayers(), text.Size("intermediate_size"));
   decoder.End();
 }

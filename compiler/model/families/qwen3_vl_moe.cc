@@ -21,9 +21,7 @@ void BuildWithVision(ConfigReader& config, Model& model) {
   const bool bias = text.FlagOr("attention_bias", false);
   const SparseLayers layers = ReadSparseLayers(text, decoder.AllLayers());
   decoder.Begin();
-  decoder.AddAttention({.query_key_value_bias = bias,
-                        .output_bias = bias,
-                        .query_key_norm = true});
+  decoder.AddAttention({.biases = bias, .query_key_norm = true});
   if (!layers.dense.numbers.empty()) {
     decoder.AddMlp(layers.dense, text.Size("intermediate_size"));
   }

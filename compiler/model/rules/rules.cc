@@ -421,9 +421,9 @@ void RulesReader::Read() {
     ReadTraits();
   }
   for (const std::string_view key :
-       {"model_type", "like", "defaults", "only", "alike", "refuse", "sizes",
-        "layers", "params", "stored_beside", "vllm", "sglang", "megatron",
-        "transformers"}) {
+       {"model_type", "like", "defaults", "needed", "only", "alike", "refuse",
+        "sizes", "layers", "params", "stored_beside", "vllm", "sglang",
+        "megatron", "transformers"}) {
     reader_.Find(key);
   }
   reader_.RejectOtherKeys();
@@ -451,6 +451,11 @@ void RulesReader::ReadKeys() {
         Number(member.value, absl::StrCat("defaults.", member.key),
                {.min = 0, .max = kExtentMax});
     if (number.has_value()) scope_.defaults.emplace_back(member.key, *number);
+  }
+  Located<std::vector<std::string>> needed;
+  reader_.Read("needed", {}, needed);
+  for (const std::string& key : needed.value) {
+    if (!config_.IsThere(key)) config_.NumberOrNone(key);  // which reports it
   }
   for (const JsonMember& member : Members("only")) {
     if (!config_.IsThere(member.key)) continue;
