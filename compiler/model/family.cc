@@ -10,7 +10,6 @@
 #define REFIT_FAMILIES(FAMILY) \
   FAMILY(kDeepseekV4)          \
   FAMILY(kGemma3)              \
-  FAMILY(kGemma3Text)          \
   FAMILY(kKimiK25)             \
   FAMILY(kKimiVl)              \
   FAMILY(kLlama4)              \

@@ -12,8 +12,7 @@ namespace {
 
 // Attention and MLP have a norm before and one after. Published files leave out
 // what the classes of transformers have as defaults.
-void BuildText(ConfigReader& config, Model& model, std::string_view prefix,
-               bool tied) {
+void BuildText(ConfigReader& config, Model& model, bool tied) {
   using enum ParamRole;
   config.Defaults({{"num_attention_heads", 8},
                    {"num_key_value_heads", 4},
@@ -21,8 +20,7 @@ void BuildText(ConfigReader& config, Model& model, std::string_view prefix,
                    {"vocab_size", 262'208}});
   config.ExpectFalse("attention_bias");
   DecoderBuilder decoder(config, model);
-  decoder.NameModel(absl::StrFormat("%smodel.", prefix),
-                    absl::StrFormat("%slm_head.weight", prefix));
+  decoder.NameModel("language_model.model.", "language_model.lm_head.weight");
   Architecture& a = model.architecture;
   a.tied = tied;
   const IndexDim layers = decoder.AllLayers();
@@ -34,10 +32,6 @@ void BuildText(ConfigReader& config, Model& model, std::string_view prefix,
   decoder.Add("post_feedforward_layernorm.weight", kMlpOutputNorm, {a.hidden},
               {layers});
   decoder.End();
-}
-
-void Build(ConfigReader& config, Model& model) {
-  BuildText(config, model, "", config.FlagOr("tie_word_embeddings", true));
 }
 
 // Engines leave out the head that pools an image. transformers builds it unless
@@ -108,7 +102,7 @@ void BuildWithVision(ConfigReader& config, Model& model) {
       model.stored_beside.emplace_back(other);
     }
   }
-  BuildText(text, model, "language_model.", ReadTied(config, text, true));
+  BuildText(text, model, ReadTied(config, text, true));
 }
 
 constexpr Rename kSglangNames[] = {
@@ -119,8 +113,6 @@ constexpr Rename kTransformers5VisionNames[] = {
     {"vision_tower.vision_model.", "model.vision_tower."},
     {"multi_modal_projector.", "model.multi_modal_projector."}};
 
-constexpr VllmTraits kVllm = {.every_stage = VllmTraits::EveryStage::kEnds};
-
 }  // namespace
 
 // Its engines cut the tower by tensor parallelism whatever they are told.
@@ -128,7 +120,7 @@ extern const Family kGemma3 = {
     .model_type = "gemma3",
     .transformers_class = "Gemma3ForConditionalGeneration",
     .build = BuildWithVision,
-    .vllm = kVllm,
+    .vllm = {.every_stage = VllmTraits::EveryStage::kEnds},
     .sglang = {.renames = kSglangNames,
                .embedding = SglangTraits::Embedding::kWhole,
                .pipeline_parallel = false,
@@ -137,16 +129,6 @@ extern const Family kGemma3 = {
     .transformers = {.renames_since_5 = kTransformers5VisionNames},
     .tower = true,
     .whole_tower = false,
-};
-
-extern const Family kGemma3Text = {
-    .model_type = "gemma3_text",
-    .transformers_class = "Gemma3ForCausalLM",
-    .build = Build,
-    .vllm = kVllm,
-    .sglang = {.embedding = SglangTraits::Embedding::kWhole,
-               .pipeline_parallel = false,
-               .dp_attention = false},
 };
 
 }  // namespace refit
