@@ -419,7 +419,9 @@ TEST_P(RefitGpuTest, ACallersFunctionForbidsCaptures) {
         stream, {.timeout = std::chrono::seconds(2), .addresses = {}});
     const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
     // What refused the refit leaves the caller's capture as it is.
-    if (r == last) EXPECT_EQ(ended, cudaSuccess);
+    if (r == last) {
+      EXPECT_EQ(ended, cudaSuccess);
+    }
     if (graph != nullptr) cudaGraphDestroy(graph);
     return status;
   });
