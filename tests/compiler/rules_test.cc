@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "compiler/compile.h"
 #include "compiler/model/model.h"
 #include "compiler/model/rules/expression.h"
@@ -445,11 +447,80 @@ TEST(RulesTest, AFamilyMayBeLikeAnother) {
                       "only": {"mlp_bias": null}})",
                   biased),
             Names(R"({"model_type": "mine", "like": "llama"})"));
-  // What the other file says has no place in this one.
+  // What the other file says stands where it is named.
   EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama",
                          "sizes": {"query": 3}})")
-                .substr(0, 49),
-            "rules.json: error: params[2].shape: parameter \"mo");
+                .substr(0, 54),
+            "rules.json:1:32: error: params[2].shape: parameter \"mo");
+}
+
+// Two of qwen3_moe have one name, in other layers.
+TEST(RulesTest, AFamilyThatIsLikeAnotherChangesAllOfAName) {
+  const std::string rules = R"({"model_type": "mine", "like": "qwen3_moe",
+      "params": [{"name":
+          "model.layers.{layer}.post_attention_layernorm.weight", %s}]})";
+  const std::string sizes = R"(, "num_experts": 2, "num_experts_per_tok": 1,
+      "moe_intermediate_size": 4, "num_key_value_heads": 2,
+      "decoder_sparse_step": 2)";
+  const std::string norm = "}.post_attention_layernorm.weight ";
+  const auto norms = [&](const std::string& change) {
+    const std::string names =
+        Names(absl::StrReplaceAll(rules, {{"%s", change}}), sizes);
+    EXPECT_EQ(names.find("error"), std::string::npos) << names;
+    size_t count = 0;
+    for (size_t at = names.find(norm); at != std::string::npos;
+         at = names.find(norm, at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  EXPECT_EQ(norms(R"("if": true)"), 2);
+  EXPECT_EQ(norms(R"("if": false)"), 0);
+  EXPECT_EQ(norms(R"("layers": "sparse", "if": false)"), 1);
+}
+
+TEST(RulesTest, ANewNameOfAFamilyThatIsLikeAnotherStandsOnce) {
+  EXPECT_NE(Names(R"({"model_type": "mine", "like": "llama", "params": [
+      {"name": "model.layers.{layer}.self_attn.q_norm.weight",
+       "role": "query_norm", "shape": ["head_dim"]},
+      {"name": "model.layers.{layer}.self_attn.q_norm.weight",
+       "role": "key_norm", "shape": ["head_dim"]}]})")
+                .find("stands twice"),
+            std::string::npos);
+}
+
+TEST(RulesTest, TheExampleOfAFamilyThatIsLikeAnotherIsRead) {
+  std::ifstream file(REFIT_SOURCE_DIR "/examples/rules/README.md");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const size_t begin =
+      text.find("    {\n", text.find("## A family that is like another"));
+  const std::string example =
+      text.substr(begin, text.find("\n    }\n", begin) + 7 - begin);
+  EXPECT_NE(Names(example).find("k_norm.weight"), std::string::npos)
+      << Names(example);
+}
+
+// Frameworks join them, so that none may be alone.
+TEST(RulesTest, RolesOfOneTensorStandTogether) {
+  const std::string gpt_oss = R"({"model_type": "mine", "like": "gpt_oss",
+      "params": [{"name": "model.layers.{layer}.mlp.experts.%s}]})";
+  const std::string sizes = R"(, "num_local_experts": 2, "head_dim": 2,
+      "num_experts_per_tok": 1, "num_key_value_heads": 2)";
+  const auto mistake = [&](const std::string& change) {
+    return Names(absl::StrReplaceAll(gpt_oss, {{"%s", change}}), sizes);
+  };
+  EXPECT_EQ(mistake(R"(down_proj_bias", "if": true)").find("error"),
+            std::string::npos);
+  EXPECT_NE(mistake(R"(gate_up_proj_bias", "shape": ["experts", 6])")
+                .find("has the shape [2, 6]; wanted [2, 8]"),
+            std::string::npos);
+  EXPECT_NE(mistake(R"(down_proj_bias", "shape": ["experts", 6])")
+                .find("has the shape [2, 6]; wanted [2, 8]"),
+            std::string::npos);
+  EXPECT_NE(mistake(R"(gate_up_proj", "if": false)")
+                .find("has the role fused_expert_down and no "
+                      "fused_expert_gate_up; wanted both"),
+            std::string::npos);
 }
 
 TEST(RulesTest, AValueThatFrameworksReadDifferentlyIsRefused) {
@@ -659,13 +730,21 @@ TEST(RulesTest, ALayerHasWhatItsRolesGoWith) {
                       "role": "mlp_norm"})",
                   "rules.json:3:22: error: layer 0 has the role mlp_norm and "
                   "no mlp_input_norm; wanted both\n"),
-        std::pair(R"({"name": "l.{layer}.e", "shape": [2, 6, "hidden"],
+        std::pair(R"({"name": "l.{layer}.e", "shape": [2, 8, "hidden"],
                       "role": "stacked_expert_gate_up"},
                      {"name": "l.{layer}.d", "shape": [2, "hidden", 4],
                       "role": "stacked_expert_down"})",
-                  "rules.json:1:35: error: parameter \"l.{0}.e\" has 6 x 8 "
-                  "elements of an expert; wanted 8 x 8, as \"l.{0}.d\" has 8 "
-                  "x 4\n")}) {
+                  "rules.json:1:35: error: parameter \"l.{0}.e\" holds all "
+                  "experts of a layer; wanted \".experts.\" in its name\n"),
+        std::pair(R"({"name": "l.{layer}.experts.e",
+                      "shape": [2, 6, "hidden"],
+                      "role": "stacked_expert_gate_up"},
+                     {"name": "l.{layer}.experts.d",
+                      "shape": [2, "hidden", 4],
+                      "role": "stacked_expert_down"})",
+                  "rules.json:1:35: error: parameter \"l.{0}.experts.e\" has "
+                  "the shape [2, 6, 8]; wanted [2, 8, 8], as "
+                  "\"l.{0}.experts.d\" has [2, 8, 4]\n")}) {
     std::string rules = Param(param);
     rules.insert(rules.size() - 1,
                  R"(, "layers": {"last": {"from": 1}},

@@ -25,15 +25,16 @@ const JsonValue* FindMember(const JsonValue& object, std::string_view key) {
   return nullptr;
 }
 
-void ForgetPlaces(JsonValue& value) {
-  value.offset = -1;
+template <typename Offset>
+void MoveTo(Offset offset, JsonValue& value) {
+  value.offset = offset;
   if (auto* array = std::get_if<JsonValue::Array>(&value.data)) {
-    for (JsonValue& element : *array) ForgetPlaces(element);
+    for (JsonValue& element : *array) MoveTo(offset, element);
   }
   if (auto* object = std::get_if<JsonValue::Object>(&value.data)) {
     for (JsonMember& member : *object) {
-      member.key_offset = -1;
-      ForgetPlaces(member.value);
+      member.key_offset = offset;
+      MoveTo(offset, member.value);
     }
   }
 }
@@ -54,31 +55,51 @@ void ChangeObject(const JsonValue::Object& changes, JsonValue::Object& object) {
   }
 }
 
-// A param of a known name changes that one. Others stand behind the one that
-// is before them in `changes`.
+std::string TextOf(const JsonValue& object, std::string_view key) {
+  const JsonValue* value = FindMember(object, key);
+  return value == nullptr ? "" : value->Text();
+}
+
+// A param of a name that the other family has changes all of that name; where
+// some of these are of the layers that it says, those alone. Others stand
+// behind the one that is before them in `changes`.
 void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
-  const auto name_of = [](const JsonValue& param) {
-    const JsonValue* name = FindMember(param, "name");
-    return name == nullptr ? nullptr : name->AsString();
+  struct Entry {
+    JsonValue param;
+    bool is_inherited = true;
   };
-  auto next = params.begin();
+  std::vector<Entry> entries;
+  for (JsonValue& param : params) entries.push_back({std::move(param)});
+  size_t next = 0;
   for (const JsonValue& change : changes) {
-    const std::string* name = name_of(change);
-    const auto found =
-        std::find_if(params.begin(), params.end(), [&](const JsonValue& old) {
-          const std::string* known = name_of(old);
-          return name != nullptr && known != nullptr && *known == *name;
-        });
-    if (found == params.end()) {
-      next = params.insert(next, change);
-    } else {
-      ChangeObject(*change.AsObject(),
-                   std::get<JsonValue::Object>(found->data));
-      found->offset = change.offset;
-      next = found;
+    const std::string name = TextOf(change, "name");
+    const std::string layers = TextOf(change, "layers");
+    std::vector<size_t> of_name;
+    std::vector<size_t> of_layers;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (name.empty() || !entries[i].is_inherited ||
+          TextOf(entries[i].param, "name") != name) {
+        continue;
+      }
+      of_name.push_back(i);
+      if (TextOf(entries[i].param, "layers") == layers) of_layers.push_back(i);
     }
-    ++next;
+    if (!layers.empty() && !of_layers.empty()) of_name = of_layers;
+    if (of_name.empty()) {
+      entries.insert(entries.begin() + static_cast<ptrdiff_t>(next),
+                     {change, /*is_inherited=*/false});
+      ++next;
+      continue;
+    }
+    for (const size_t i : of_name) {
+      JsonValue& param = entries[i].param;
+      ChangeObject(*change.AsObject(), std::get<JsonValue::Object>(param.data));
+      param.offset = change.offset;
+    }
+    next = of_name.back() + 1;
   }
+  params.clear();
+  for (Entry& entry : entries) params.push_back(std::move(entry.param));
 }
 
 }  // namespace
@@ -109,13 +130,16 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
       SourceFile{.path = *name, .text = std::string(other->text)});
   JsonValue rules = *CompleteRules(
       ParseJson(source, source->text, values.diagnostics())->root, values);
-  ForgetPlaces(rules);
+  // Mistakes in what the other family says stand where it is named.
+  MoveTo(like->offset, rules);
   rules.offset = root.offset;
   auto& members = std::get<JsonValue::Object>(rules.data);
-  // Nobody has read whether the frameworks' classes of both are alike.
+  // Nobody has read whether the frameworks' classes of both are alike, and the
+  // other's name is not this one's.
   members.erase(std::remove_if(members.begin(), members.end(),
                                [](const JsonMember& member) {
-                                 return member.key == "vllm" ||
+                                 return member.key == "model_type" ||
+                                        member.key == "vllm" ||
                                         member.key == "sglang" ||
                                         member.key == "megatron" ||
                                         member.key == "transformers";

@@ -10,7 +10,7 @@
 namespace refit {
 
 // The rules of the file `root`, with those of the family that its "like" names
-// where it says nothing else. Values of that family have no place in the file.
+// where it says nothing else. Values of that family stand where it is named.
 // nullopt after a report.
 std::optional<JsonValue> CompleteRules(const JsonValue& root,
                                        const ValueReader& values);

@@ -15,6 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "compiler/job/keys.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/model/json_file.h"
@@ -167,24 +168,29 @@ constexpr JoinedRoles kJoined[] = {
     {{kMlpGate, kMlpUp, kMlpUp}, 0},
     {{kExpertGate, kExpertUp, kExpertUp}, 0},
     {{kSharedExpertGate, kSharedExpertUp, kSharedExpertUp}, 0},
+    {{kIndexKey, kIndexWeights, kIndexWeights}, 1},
 };
 
-// A role, and what a layer with it has too. `both`: and the other way round,
-// where the model has the first.
+// A role, and what a layer with it has too.
 struct Companions {
   ParamRole role;
   ParamRole other;
-  bool both;
+  // Whether a layer with the other has the role.
+  enum class Back { kNo, kWhereTheModelHasIt, kAlways } back;
 };
+constexpr auto kNotBack = Companions::Back::kNo;
+constexpr auto kBackIfThere = Companions::Back::kWhereTheModelHasIt;
+constexpr auto kBack = Companions::Back::kAlways;
 constexpr Companions kCompanions[] = {
-    {kQueryHeadsNorm, kQuery, false},
-    {kKeyHeadsNorm, kKey, false},
-    {kAttentionOutput, kQuery, false},
-    {kQueryBias, kQuery, false},
-    {kMlpInputNorm, kMlpNorm, true},
-    {kStackedExpertGateUp, kStackedExpertDown, true},
-    {kFusedExpertGateUp, kFusedExpertDown, true},
-    {kQueryDown, kKeyValueDown, true},
+    {kQueryHeadsNorm, kQuery, kNotBack},
+    {kKeyHeadsNorm, kKey, kNotBack},
+    {kAttentionOutput, kQuery, kNotBack},
+    {kQueryBias, kQuery, kNotBack},
+    {kMlpInputNorm, kMlpNorm, kBackIfThere},
+    {kStackedExpertGateUp, kStackedExpertDown, kBack},
+    {kFusedExpertGateUp, kFusedExpertDown, kBack},
+    {kQueryDown, kKeyValueDown, kBackIfThere},
+    {kIndexKey, kIndexWeights, kBack},
 };
 
 constexpr ParamRole kLatentRoles[] = {
@@ -209,6 +215,11 @@ std::string_view InPlaceOf(ParamRole role) {
     default:
       return "";
   }
+}
+
+bool IsOfPrediction(ParamRole role) {
+  return role == kMtpEmbeddingNorm || role == kMtpHiddenNorm ||
+         role == kMtpProjection || role == kMtpFinalNorm;
 }
 
 std::string_view WordOf(ParamRole role) {
@@ -1136,6 +1147,16 @@ void RulesReader::CheckRolesOfLayers() {
     std::vector<int32_t> layers = {-1};
     if (!param.index.empty()) layers = param.index[0].numbers;
     for (const int32_t layer : layers) {
+      if (IsOfPrediction(param.role) &&
+          layer + param.first_layer < architecture().layers) {
+        values_.Error(*rule.value,
+                      absl::StrFormat(
+                          "params[%s] is the role %s of layer %d, which is no "
+                          "layer of multi-token prediction; wanted "
+                          "\"layers\": \"mtp\"",
+                          Quoted(param.name), WordOf(param.role), layer));
+        break;
+      }
       const auto [it, is_new] = seen.try_emplace({param.role, layer}, &rule);
       if (is_new) continue;
       values_.Error(
@@ -1204,19 +1225,22 @@ void RulesReader::CheckCompanions() {
       return;
     }
   };
-  for (const auto& [role, of_heads, both] : kCompanions) {
+  for (const auto& [role, of_heads, back] : kCompanions) {
     const bool is_latent =
         role == kAttentionOutput && architecture().latent.has_value();
     const ParamRole other = is_latent ? kKeyValueUp : of_heads;
     const RuleOfLayer of_role = layers_of(role);
     const RuleOfLayer of_other = layers_of(other);
     check(of_role, of_other, role, other);
-    if (both && !of_role.empty()) check(of_other, of_role, other, role);
+    if (back == kBack || (back == kBackIfThere && !of_role.empty())) {
+      check(of_other, of_role, other, role);
+    }
   }
 }
 
-// Of stacked experts, gate and up rows are as many as the columns of down; of
-// fused ones, gate and up columns as many as the rows.
+// Experts of one tensor. Of stacked ones, gate and up rows are as many as the
+// columns of down; of fused ones, gate and up columns as many as the rows. What
+// stands before ".experts." names the engines' own tensors.
 void RulesReader::CheckStackedExperts() {
   const auto down = std::find_if(model_.params.begin(), model_.params.end(),
                                  [](const Param& param) {
@@ -1225,9 +1249,17 @@ void RulesReader::CheckStackedExperts() {
                                  });
   if (down == model_.params.end()) return;
   const bool fused = down->role == kFusedExpertDown;
-  const Dims shape = {down->shape[0],
-                      fused ? down->shape[2] : 2 * down->shape[2],
-                      fused ? 2 * down->shape[1] : down->shape[1]};
+  const int64_t experts = down->shape[0];
+  const int64_t hidden = down->shape[fused ? 2 : 1];
+  const int64_t gate_and_up = 2 * down->shape[fused ? 1 : 2];
+  const std::map<ParamRole, Dims> wanted = {
+      {kStackedExpertGateUp, {experts, gate_and_up, hidden}},
+      {kFusedExpertGateUp, {experts, hidden, gate_and_up}},
+      {kFusedExpertGateUpBias, {experts, gate_and_up}},
+      {kStackedExpertDown, down->shape},
+      {kFusedExpertDown, down->shape},
+      {kFusedExpertDownBias, {experts, hidden}},
+  };
   for (const Rule& rule : rules_) {
     const Param& param = model_.params[rule.param];
     if (param.role == kExpertUp) {
@@ -1235,18 +1267,24 @@ void RulesReader::CheckStackedExperts() {
                     "experts one by one beside stacked ones; wanted one form");
       return;
     }
-    const Dims found = param.StoredShape();
-    if (param.role != (fused ? kFusedExpertGateUp : kStackedExpertGateUp) ||
-        found == shape) {
-      continue;
+    const auto of_role = wanted.find(param.role);
+    if (of_role == wanted.end()) continue;
+    if (param.name.find(".experts.") == std::string::npos) {
+      values_.Error(*rule.value,
+                    absl::StrFormat("parameter %s holds all experts of a layer;"
+                                    " wanted \".experts.\" in its name",
+                                    Quoted(param.name)));
+      return;
     }
+    const Dims found = param.StoredShape();
+    if (found == of_role->second) continue;
     values_.Error(
         *rule.value,
-        absl::StrFormat("parameter %s has %d x %d elements of an expert; "
-                        "wanted %d x %d, as %s has %d x %d",
-                        Quoted(param.name), found[1], found[2], shape[1],
-                        shape[2], Quoted(down->name), down->shape[1],
-                        down->shape[2]));
+        absl::StrFormat("parameter %s has the shape [%s]; wanted [%s], as %s "
+                        "has [%s]",
+                        Quoted(param.name), absl::StrJoin(found, ", "),
+                        absl::StrJoin(of_role->second, ", "),
+                        Quoted(down->name), absl::StrJoin(down->shape, ", ")));
     return;
   }
 }
