@@ -123,6 +123,10 @@ RefitSteps RefitEnqueuer::ListStepsOf(const BoundRounds& rounds, bool stores,
   } else if (stores) {
     list.batches = &FusedBatches::checked;
   }
+  // Elsewhere digests would hold up the rounds, on half of the GPU; behind them
+  // they have all of it. Peers are told of parts all the same.
+  if (digests.has_value() && !device_.OverlapsStreams()) digests->due = {};
+  list.digests_early = digests.has_value() && !digests->due.empty();
   // Digests take rounds in their order.
   list.moves_beside =
       check == nullptr && device_.CopiesInBulk() &&
@@ -478,7 +482,7 @@ DeviceUse RefitEnqueuer::UseOf(const Step& step) const {
   if (step.lane == Lane::kBeside) return {.way = Way::kFew};
   if (schedule_.rounds()[step.round].route == fb::Route::kLocal) return {};
   if (direct_multiprocessors_ > 0) return AtMost(direct_multiprocessors_);
-  if (chosen_->digests_beside) return {.way = Way::kBesideDigests};
+  if (chosen_->digests_early) return {.way = Way::kBesideDigests};
   // What quantizes beside rounds needs multiprocessors of its own.
   if (!schedule_.quantizes().empty()) return {};
   return {.way = chosen_->moves_beside ? Way::kMost : Way::kBulk};

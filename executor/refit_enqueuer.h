@@ -38,8 +38,9 @@ struct RefitSteps {
   std::vector<bool> is_timed;    // by step, of refits that are not captured
   // What is issued in place of the schedule's batches; null: those.
   const BatchChoice FusedBatches::*batches = nullptr;
-  bool pulls = false;         // destinations read sources behind the rounds
-  bool moves_beside = false;  // some rounds have a lane of their own
+  bool pulls = false;          // destinations read sources behind the rounds
+  bool moves_beside = false;   // some rounds have a lane of their own
+  bool digests_early = false;  // this rank, while rounds go on
 };
 
 // What a schedule's rounds move, once the rank's tensors are known.

@@ -1,5 +1,6 @@
 // That a checked refit digests what is whole, while the rest comes: on devices
 // whose streams run at once, and on such that put work off.
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -80,6 +81,17 @@ void ExpectDeltasRight(const PlanFile& plan, ExecutorWorld& world) {
     EXPECT_EQ(world.executor(0).delta_report()->is_delta, i > 0);
   }
 }
+
+// Every second one is of a process with one hardware queue: its digests come
+// behind the rounds, and its peers know nothing of it.
+class QueuedDevice : public LazyDevice {
+ public:
+  bool OverlapsStreams() const override { return overlaps_; }
+
+ private:
+  static inline std::atomic<int> made_ = 0;
+  const bool overlaps_ = made_++ % 2 == 0;
+};
 
 template <typename DeviceOfRank>
 void ExpectChecksPass(const PlanFile& plan) {
@@ -165,7 +177,7 @@ TEST(CheckedRefitTest, DigestsSeeWhatTheRefitLeaves) {
     const PlanFile plan = draw.Chance(25) ? CompiledPlan(job, "", MakeCompact)
                                           : CompiledPlan(job);
     ExpectChecksPass<BusyDevice>(plan);
-    ExpectChecksPass<LazyDevice>(plan);
+    ExpectChecksPass<QueuedDevice>(plan);
     if (testing::Test::HasFailure()) return;
   }
 }

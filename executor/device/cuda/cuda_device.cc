@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -266,6 +268,12 @@ class CudaDevice : public Device {
   bool CopiesUnaligned() const override { return false; }
 
   bool CopiesInBulk() const override { return limits_.has_bulk_copies; }
+
+  // CUDA reads the variable when the process first uses a GPU.
+  bool OverlapsStreams() const override {
+    const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return connections == nullptr || std::string_view(connections) != "1";
+  }
 
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override {
