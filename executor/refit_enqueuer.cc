@@ -20,6 +20,13 @@ DeviceUse AtMost(uint32_t multiprocessors) {
   return {.way = DeviceUse::Way::kBulk, .at_most = multiprocessors};
 }
 
+// Whether sources store what they quantize where it goes, in refits of the
+// rounds: where they do so over NVLink it depends on the refit.
+std::vector<bool> StoresOf(const BoundRounds& rounds) {
+  return rounds.fused.in_peer_rounds ? std::vector<bool>{true, false}
+                                     : std::vector<bool>{true};
+}
+
 }  // namespace
 
 RefitEnqueuer::RefitEnqueuer(const RankSchedule& schedule,
@@ -70,7 +77,7 @@ absl::Status RefitEnqueuer::CreateStreams() {
 
 absl::Status RefitEnqueuer::Prepare(BoundRounds& rounds) {
   absl::Status status;
-  for (const bool stores : {true, false}) {
+  for (const bool stores : StoresOf(rounds)) {
     rounds.lists.push_back(ListStepsOf(rounds, stores,
                                        /*digests=*/std::nullopt,
                                        /*check=*/nullptr));
@@ -95,7 +102,7 @@ absl::Status RefitEnqueuer::PrepareCheck(const StateCheck& check) {
                   [](const RefitSteps& list) { return list.checks; });
   };
   erase();  // those of an earlier check
-  for (const bool stores : {true, false}) {
+  for (const bool stores : StoresOf(rounds_)) {
     for (const auto& digests :
          {std::optional(check.digests()), std::optional<StepDigests>()}) {
       // Encoding and applying take all of the GPU, which other rounds do not.

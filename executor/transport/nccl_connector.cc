@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "control/compared_structs.h"
 #include "control/waiting.h"
+#include "executor/device/hardware_queues.h"
 #include "executor/device/host_identity.h"
 #include "executor/device/process_identity.h"
 #include "executor/transport/host_comparison.h"
@@ -103,19 +104,12 @@ absl::StatusOr<std::vector<Place>> ReadPlaces(
   return places;
 }
 
-// The streams of a process pass a GPU in the order of their calls then. With 2
-// to 32 connections none of 20 streams held up another (H100).
-bool HasOneConnection() {
-  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return connections != nullptr && std::string_view(connections) == "1";
-}
-
 // An error where a direct refit could not end: whatever the plan says of GPUs,
 // what `rank` waits for would stand behind its wait.
 absl::Status CheckConnections(int32_t rank, absl::Span<const Edge> edges,
                               const std::vector<Place>& places) {
   const Place& mine = places[static_cast<size_t>(rank)];
-  if (mine.gpu.empty() || !HasOneConnection()) return absl::OkStatus();
+  if (mine.gpu.empty() || !HasOneHardwareQueue()) return absl::OkStatus();
   for (const Edge& edge : edges) {
     const Place& theirs = places[static_cast<size_t>(edge.peer)];
     if (IsStaged(edge) || theirs.gpu != mine.gpu ||

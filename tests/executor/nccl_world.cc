@@ -65,6 +65,25 @@ PlanFile CompiledPlan(const std::string& job, const std::string& config,
   return *PlanFile::FromBytes(*std::move(bytes));
 }
 
+PlanFile HostsPlan(std::string_view hosts, std::string_view options,
+                   int32_t slots) {
+  return CompiledPlan(absl::StrFormat(
+                          R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [480, 36], "dtype": "bf16"},
+      {"name": "v", "shape": [36, 480], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"hosts": [%s],
+      "peer_gigabytes_per_second": 0.1,
+      "network_gigabytes_per_second": 0.01},
+    "options": {%s}})",
+                          hosts, options),
+                      "", [&](Limits& limits) { limits.slots = slots; });
+}
+
 PlanFile WindowsPlan(const std::string& options) {
   PlanFile plan = CompiledPlan(
       absl::StrCat(R"({"model": "config.json",

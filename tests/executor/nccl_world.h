@@ -35,6 +35,11 @@ PlanFile CompiledPlan(const std::string& job, const std::string& config = "",
 // `options`: those of the job.
 PlanFile WindowsPlan(const std::string& options);
 
+// One rank feeds five replicas, by slow links, in small buckets. `hosts`: of
+// the six ranks.
+PlanFile HostsPlan(std::string_view hosts, std::string_view options,
+                   int32_t slots = kStagingSlots);
+
 // A job that cuts two parameters by rows over `sources` ranks, and by columns
 // and rows over `destinations` ranks. `more` are further keys of the job.
 std::string ReshardJob(int sources, int destinations,

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -28,32 +27,12 @@ struct OrderCase {
   RefitOrderOptions options = {};
 };
 
-std::string HostsJob(const std::string& hosts, const std::string& options) {
-  return absl::StrCat(R"({
-    "model": {"parameters": [
-      {"name": "w", "shape": [480, 36], "dtype": "bf16"},
-      {"name": "v", "shape": [36, 480], "dtype": "bf16"}]},
-    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
-      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
-      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "topology": {"hosts": [)",
-                      hosts, R"(],
-      "peer_gigabytes_per_second": 0.1,
-      "network_gigabytes_per_second": 0.01},
-    "options": {)",
-                      options, "}}");
-}
-
 std::vector<OrderCase> OrderCases() {
   const auto reshard = [](ReshardOptions options) {
     return [=] { return ReshardPlan(options).Open(); };
   };
   const auto hosts = [](std::string at, std::string options, int32_t slots) {
-    return [=] {
-      return CompiledPlan(HostsJob(at, options), "",
-                          [&](Limits& limits) { limits.slots = slots; });
-    };
+    return [=] { return HostsPlan(at, options, slots); };
   };
   const auto windows = [](std::string options) {
     return [=] { return WindowsPlan(options); };

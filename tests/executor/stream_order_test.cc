@@ -26,26 +26,6 @@ void ExpectRefits(const PlanFile& plan) {
   for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
 }
 
-// One rank feeds five replicas, by slow links, in small buckets.
-PlanFile HostsPlan(std::string_view hosts, std::string_view options,
-                   int32_t slots = kStagingSlots) {
-  return CompiledPlan(absl::StrFormat(
-                          R"({
-    "model": {"parameters": [
-      {"name": "w", "shape": [480, 36], "dtype": "bf16"},
-      {"name": "v", "shape": [36, 480], "dtype": "bf16"}]},
-    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
-      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
-      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "topology": {"hosts": [%s],
-      "peer_gigabytes_per_second": 0.1,
-      "network_gigabytes_per_second": 0.01},
-    "options": {%s}})",
-                          hosts, options),
-                      "", [&](Limits& limits) { limits.slots = slots; });
-}
-
 TEST(StreamOrderTest, StagedRoundsReuseTheirStagingInOrder) {
   ExpectRefits(ReshardPlan({.layers = 9, .rows = 12, .columns = 30}).Open());
 }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <string_view>
 #include <utility>
 
@@ -26,6 +25,7 @@
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/quantize_kernel.h"
 #include "executor/device/cuda/scoped_device.h"
+#include "executor/device/hardware_queues.h"
 #include "executor/device/marking_cast.h"
 
 namespace refit {
@@ -269,11 +269,7 @@ class CudaDevice : public Device {
 
   bool CopiesInBulk() const override { return limits_.has_bulk_copies; }
 
-  // CUDA reads the variable when the process first uses a GPU.
-  bool OverlapsStreams() const override {
-    const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    return connections == nullptr || std::string_view(connections) != "1";
-  }
+  bool OverlapsStreams() const override { return !HasOneHardwareQueue(); }
 
   absl::Status Copy(std::byte* to, const std::byte* from, uint64_t size_bytes,
                     Stream stream) override {
