@@ -48,8 +48,9 @@ BindingLink FindBindingLink(const Module& module) {
                                                       ? fold.destination_shift
                                                       : fold.source_shift);
     };
-    for (const Message& message : module.messages) {
-      links.Cross(message.route, moved(message.source),
+    for (size_t i = 0; i < module.messages.size(); ++i) {
+      const Message& message = module.messages[i];
+      links.Cross(message.route, moved(module.SentBy(i)),
                   moved(message.destination),
                   static_cast<uint64_t>(message.size_bytes));
     }

@@ -45,6 +45,7 @@ Limits LimitsOf(const Job& job, const std::function<void(Limits&)>& change,
       .scratch_bytes = options.scratch_bytes.value,
       // A rank that relays does not know what changed.
       .relays = !options.delta.value.enabled,
+      .broadcasts = job.topology.transport.value == TransportKind::kNccl,
       // Engines on the trainers' GPUs mostly sleep while these train, in memory
       // that no other process can map.
       .relays_directly = !job.colocated.value,
@@ -109,10 +110,22 @@ struct MostPeers {
 
 MostPeers FindMostPeers(const Module& module) {
   std::vector<std::set<size_t>> peers(static_cast<size_t>(module.world_size()));
-  for (const Message& message : module.messages) {
+  const auto add = [&](Rank a, Rank b) {
+    peers[IndexOf(a)].insert(IndexOf(b));
+    peers[IndexOf(b)].insert(IndexOf(a));
+  };
+  for (size_t i = 0; i < module.messages.size(); ++i) {
+    const Message& message = module.messages[i];
     if (message.route != Route::kNetwork) continue;
-    peers[IndexOf(message.source)].insert(IndexOf(message.destination));
-    peers[IndexOf(message.destination)].insert(IndexOf(message.source));
+    add(module.SentBy(i), message.destination);
+    // A broadcast goes round a ring.
+    if (message.broadcast_others > 0) {
+      add(message.source,
+          module
+              .messages[i + static_cast<size_t>(message.broadcast_others) *
+                                static_cast<size_t>(message.broadcast_stride)]
+              .destination);
+    }
   }
   const auto most = std::max_element(
       peers.begin(), peers.end(),
@@ -333,7 +346,8 @@ class Contest {
 
   Draft Fastest() && {
     const Stats& stats = draft_.stats;
-    const bool has_shapes = stats.routes_flows && !stats.routes_between_hosts &&
+    const bool has_shapes = stats.routes_flows &&
+                            !stats.routes_between_hosts() &&
                             draft_.messages <= kMessagesTried;
     if (!has_shapes || !Start().ok()) return std::move(draft_);
     using Sizes = RoundShape::Sizes;

@@ -21,7 +21,7 @@
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 12;
+inline constexpr uint32_t kProtocolVersion = 13;
 
 // Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.

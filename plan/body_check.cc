@@ -87,6 +87,7 @@ class BodyChecker {
     kSelf,
     kCopies,
     kKind,
+    kBroadcastRound,
     kReserved,
     kDirectStaging,
     kStaging,
@@ -148,6 +149,7 @@ class BodyChecker {
   struct Operations {
     uint32_t rank = 0;
     uint32_t count = 0;
+    uint8_t broadcasts = 0;  // the last of those that it sends
   };
 
   // What the relays of a program are checked with: the round of a message, and
@@ -698,10 +700,14 @@ BodyChecker::Fault BodyChecker::FaultOf(const Ends& ends,
       message.kind() != fb::MessageKind::kRecv) {
     return Fault::kKind;
   }
-  if (message.reserved() != 0 || message.reserved2() != 0) {
-    return Fault::kReserved;
+  if (message.reserved2() != 0) return Fault::kReserved;
+  const fb::Round& round = *rounds_->Get(message.round());
+  if (message.broadcast() != 0 &&
+      (round.mechanism() != fb::Mechanism::kStaged ||
+       round.route() != fb::Route::kNetwork)) {
+    return Fault::kBroadcastRound;
   }
-  if (rounds_->Get(message.round())->mechanism() == fb::Mechanism::kDirect) {
+  if (round.mechanism() == fb::Mechanism::kDirect) {
     return message.staging_offset() == 0 ? Fault::kNone : Fault::kDirectStaging;
   }
   if (message.staging_offset() > ends.staging_bytes ||
@@ -736,6 +742,8 @@ absl::Status BodyChecker::Tell(Fault fault, const Ends& ends,
     case Fault::kKind:
       return Bad(absl::StrFormat("unknown kind %u",
                                  static_cast<uint32_t>(message.kind())));
+    case Fault::kBroadcastRound:
+      return Bad("is a broadcast, and its round is not staged between hosts");
     case Fault::kReserved:
       return Bad("a reserved field is not 0");
     case Fault::kDirectStaging:
@@ -753,7 +761,12 @@ bool BodyChecker::CountOperation(uint32_t rank, const fb::Message& message) {
     return true;
   }
   Operations& operations = operations_[message.round()];
-  if (operations.rank != rank) operations = {.rank = rank, .count = 0};
+  if (operations.rank != rank) operations = {.rank = rank};
+  // All sends of a broadcast are one operation.
+  if (message.broadcast() != 0 && message.kind() == fb::MessageKind::kSend) {
+    if (message.broadcast() <= operations.broadcasts) return true;
+    operations.broadcasts = message.broadcast();
+  }
   return ++operations.count <= kGroupOperationsMax;
 }
 

@@ -94,7 +94,7 @@ class PackedColumns {
       if (!visit(fb::Message(
               round.round(), Peer(i), copies,
               i < sends_begin ? fb::MessageKind::kRecv : fb::MessageKind::kSend,
-              /*reserved=*/0, /*reserved2=*/0, offset, size_bytes))) {
+              /*broadcast=*/0, /*reserved2=*/0, offset, size_bytes))) {
         return false;
       }
       if (is_staged) offset = OffsetBehind(offset, size_bytes);

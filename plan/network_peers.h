@@ -10,7 +10,7 @@
 namespace refit {
 
 // By rank: with how many ranks of other hosts it exchanges messages of network
-// rounds, in either direction.
+// rounds, in either direction. What is broadcast goes round a ring.
 std::vector<uint32_t> NetworkPeers(const fb::Body& body);
 
 }  // namespace refit

@@ -233,6 +233,18 @@ bool HasPackedMessages(const fb::Body& body) {
       [](const fb::RankProgram* program) { return ArePacked(*program); });
 }
 
+bool HasBroadcasts(const fb::Body& body) {
+  return std::any_of(body.programs()->begin(), body.programs()->end(),
+                     [](const fb::RankProgram* program) {
+                       return !ArePacked(*program) &&
+                              std::any_of(program->messages()->begin(),
+                                          program->messages()->end(),
+                                          [](const fb::Message* message) {
+                                            return message->broadcast() != 0;
+                                          });
+                     });
+}
+
 // What an executor must know of to run a plan, and how a body shows it.
 struct Feature {
   uint64_t bit;
@@ -250,6 +262,7 @@ constexpr std::array kFeatures = {
     Feature{kFeatureStagedDelta, "delta refits in staged rounds", HasRungs},
     Feature{kFeatureDealing, "dealt messages", HasDealing},
     Feature{kFeaturePackedMessages, "packed messages", HasPackedMessages},
+    Feature{kFeatureBroadcasts, "broadcasts", HasBroadcasts},
 };
 
 }  // namespace
@@ -266,18 +279,19 @@ uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
       body.topology() != nullptr || body.limits()->network_peers() > 0;
   const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
                          body.limits()->direct_multiprocessors() > 0;
-  const uint32_t minor = (features & kFeaturePackedMessages) != 0 ? 12
-                         : body.limits()->direct_pulls()          ? 11
-                         : (features & kFeatureDealing) != 0      ? 10
-                         : (features & kFeatureStagedDelta) != 0  ? 9
-                         : is_of_1_8                              ? 8
-                         : is_of_1_7                              ? 7
-                         : body.delta() != nullptr                ? 6
-                         : says_what_feeds_relays                 ? 5
-                         : has_requirements                       ? 4
-                         : features >= kFeatureStagedRelays       ? 3
-                         : features > kFeatureDirectRounds        ? 2
-                                                                  : 1;
+  const uint32_t minor = (features & kFeatureBroadcasts) != 0       ? 13
+                         : (features & kFeaturePackedMessages) != 0 ? 12
+                         : body.limits()->direct_pulls()            ? 11
+                         : (features & kFeatureDealing) != 0        ? 10
+                         : (features & kFeatureStagedDelta) != 0    ? 9
+                         : is_of_1_8                                ? 8
+                         : is_of_1_7                                ? 7
+                         : body.delta() != nullptr                  ? 6
+                         : says_what_feeds_relays                   ? 5
+                         : has_requirements                         ? 4
+                         : features >= kFeatureStagedRelays         ? 3
+                         : features > kFeatureDirectRounds          ? 2
+                                                                    : 1;
   return kFormatMajor << 16 | minor;
 }
 
@@ -595,6 +609,21 @@ fb::Route RouteBetween(const fb::Body& body, uint32_t source,
                  body.programs()->Get(destination)->host()
              ? fb::Route::kPeer
              : fb::Route::kNetwork;
+}
+
+bool IsPackedBefore(const MessageVector& messages, uint32_t position) {
+  const fb::Message& message = *messages.Get(position);
+  if (message.broadcast() == 0 || message.kind() != fb::MessageKind::kSend) {
+    return false;
+  }
+  while (position-- > 0) {
+    const fb::Message& before = *messages.Get(position);
+    if (before.round() != message.round() || before.kind() != message.kind()) {
+      return false;
+    }
+    if (before.broadcast() == message.broadcast()) return true;
+  }
+  return false;
 }
 
 std::vector<bool> DealtReceives(const MessageLists& messages,

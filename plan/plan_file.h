@@ -30,11 +30,13 @@ inline constexpr uint64_t kFeatureStagedDelta = 128;  // in staged rounds
 // Ranks that deal out what they hold for others of their host.
 inline constexpr uint64_t kFeatureDealing = 256;
 inline constexpr uint64_t kFeaturePackedMessages = 512;
+inline constexpr uint64_t kFeatureBroadcasts = 1024;
 // Those this build knows.
 inline constexpr uint64_t kKnownFeatures =
     kFeatureDirectRounds | kFeaturePostHooks | kFeatureQuantization |
     kFeatureRelays | kFeatureStagedRelays | kFeatureDelta | kFeatureShifts |
-    kFeatureStagedDelta | kFeatureDealing | kFeaturePackedMessages;
+    kFeatureStagedDelta | kFeatureDealing | kFeaturePackedMessages |
+    kFeatureBroadcasts;
 // The format_version of a plan with this body that requires `features`: the
 // oldest that has all of both, 1.1 at least.
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features);
@@ -160,6 +162,10 @@ inline bool IsHeld(const fb::Body& body, const fb::Message& send) {
   return body.copy_lists()->Get(send.copies())->count() == 0 &&
          send.size_bytes() > 0;
 }
+
+// Whether message `position` is a send of a broadcast that another send of the
+// round is part of, before this one: the rank packs what it broadcasts once.
+bool IsPackedBefore(const MessageVector& messages, uint32_t position);
 
 // By position of the program's messages: whether it is a receive whose bytes
 // the rank deals out. They stay in staging, also where it wants them itself.

@@ -10,6 +10,11 @@ inline constexpr double kDirectRoundSeconds = 20e-6;
 // A round between hosts: packing, launch and rendezvous. The compiler's
 // (compiler/ir/module.h).
 inline constexpr double kNetworkRoundSeconds = 120e-6;
+// How much later than the rank before it a rank passes on what is broadcast:
+// what NCCL counts for each step of a broadcast between hosts, a chunk of 256
+// KiB included (hwLat of src/graph/tuning.cc at 01afd20a, where a ring takes
+// the tree's). No wire of ours measured it.
+inline constexpr double kBroadcastHopSeconds = 50e-6;
 // A staged round inside a host, and each of its messages: the compiler's.
 inline constexpr double kPeerRoundSeconds = 13e-6;
 inline constexpr double kPeerMessageSeconds = 12e-6;

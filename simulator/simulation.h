@@ -50,6 +50,7 @@ struct Options {
   // messages in the direction that has more; for one that quantizes, the last.
   double direct_round_seconds = kDirectRoundSeconds;
   double network_round_seconds = kNetworkRoundSeconds;
+  double broadcast_hop_seconds = kBroadcastHopSeconds;
   double peer_round_seconds = kPeerRoundSeconds;
   double peer_message_seconds = kPeerMessageSeconds;
   double quantized_message_seconds = kQuantizedMessageSeconds;  // if it does

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "plan/broadcasts.h"
 #include "plan/dtype.h"
 #include "plan/schedule/delta_sizes.h"
 #include "plan/schedule/direct_ends.h"
@@ -62,6 +63,8 @@ constexpr absl::string_view kAskVerify =
 using Point = std::pair<int32_t, uint32_t>;  // rank and round
 constexpr uint32_t kBehindRounds = kNone;    // as a round, and as a part of one
 constexpr uint32_t kFirstGrant = kNone - 1;  // as a round
+// As a part of a round: the n-th broadcast of a rank in it, less n.
+constexpr uint32_t kBroadcastPart = kNone - 1;
 
 // What a destination reads of a source behind the rounds, and not before.
 struct Pull {
@@ -94,6 +97,7 @@ class Builder {
       : plan_(plan),
         body_(plan.body()),
         options_(options),
+        broadcasts_(plan.body()),
         links_(SitesOf(plan), options) {
     if (options.folds_equal_ranks) {
       graph_.equal_ranks = EqualRanks(plan, links_);
@@ -184,6 +188,18 @@ class Builder {
   uint32_t MessageTask(const Rank& rank, const RoundWork& work, uint32_t part,
                        const Operation& operation, uint64_t size_bytes,
                        uint32_t position, uint32_t ordinal);
+  // A message that one of the ranks it concerns comes to. `sender`: from whom
+  // it comes to its destination.
+  OpenMessage& Open(const Rank& rank, const RoundWork& work,
+                    const MessageKey& key, int32_t sender, uint64_t size_bytes,
+                    uint64_t dense_bytes);
+  // Other transports send each message of a broadcast by itself.
+  bool IsBroadcast(const Operation& operation) const {
+    return operation.broadcast != 0 && options_.executor == Executor::kGpu;
+  }
+  void AddBroadcast(const Rank& rank, const RoundWork& round,
+                    const Operation& operation, uint32_t start,
+                    uint32_t message, uint32_t exchanged);
   double CopySeconds(const Rank& rank, const RankSchedule& schedule,
                      const RoundWork& work, fb::MessageKind kind) const;
   // Before the round's messages of the route.
@@ -196,6 +212,7 @@ class Builder {
   const PlanFile& plan_;
   const fb::Body& body_;
   const Options& options_;
+  const Broadcasts broadcasts_;
   Links links_;
   TaskGraph graph_;
   // Of a refit that sends only what changed.
@@ -212,6 +229,16 @@ class Builder {
   // the one after which it was; and who waits for them.
   absl::flat_hash_map<Point, uint32_t> granted_, finished_;
   std::vector<std::pair<Point, uint32_t>> await_grants_, await_finishes_;
+  // Of broadcasts, by root and round: the root's start, and who waits for it;
+  // the task after which the last of the receivers so far passes it on, and the
+  // one after which it has come to all of them.
+  struct PassedOn {
+    uint32_t begun = kNone;
+    uint32_t arrived = kNone;
+  };
+  absl::flat_hash_map<Point, uint32_t> begun_;
+  std::vector<std::pair<Point, uint32_t>> await_begun_;
+  absl::flat_hash_map<std::pair<Point, uint8_t>, PassedOn> passed_on_;
 };
 
 uint32_t Builder::Add(const Rank& rank, TaskKind kind, uint32_t round,
@@ -674,6 +701,32 @@ uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
                                 : rank.deltas->SizeBytes(operation, rung_);
 }
 
+OpenMessage& Builder::Open(const Rank& rank, const RoundWork& work,
+                           const MessageKey& key, int32_t sender,
+                           uint64_t size_bytes, uint64_t dense_bytes) {
+  const auto [found, inserted] = messages_.try_emplace(key);
+  OpenMessage& open = found->second;
+  if (!inserted) return open;
+  open.message = static_cast<uint32_t>(graph_.messages.size());
+  graph_.messages.push_back(
+      {.round = key.round,
+       .source = key.source,
+       .destination = key.destination,
+       .size_bytes = size_bytes,
+       .links = links_.Cross(work.route, sender, key.destination, size_bytes)});
+  if (work.IsStagedRound()) {
+    const uint64_t alike = graph_.equal_ranks.CountOf(rank.number);
+    graph_.stored_bytes += alike * size_bytes;
+    graph_.dense_bytes += alike * dense_bytes;
+  }
+  tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
+  graph_.tasks.push_back({.kind = TaskKind::kMessage,
+                          .rank = key.source,
+                          .round = key.round,
+                          .message = open.message});
+  return open;
+}
+
 uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
                               uint32_t part, const Operation& operation,
                               uint64_t size_bytes, uint32_t position,
@@ -681,32 +734,19 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
   const bool sends = operation.kind == fb::MessageKind::kSend;
   const int32_t source = sends ? rank.number : operation.peer;
   const int32_t destination = sends ? operation.peer : rank.number;
-  const auto [found, inserted] =
-      messages_.try_emplace(MessageKey{.round = work.index,
-                                       .part = part,
-                                       .source = source,
-                                       .destination = destination,
-                                       .ordinal = ordinal});
-  OpenMessage& open = found->second;
-  if (inserted) {
-    open.message = static_cast<uint32_t>(graph_.messages.size());
-    graph_.messages.push_back(
-        {.round = work.index,
-         .source = source,
-         .destination = destination,
-         .size_bytes = size_bytes,
-         .links = links_.Cross(work.route, source, destination, size_bytes)});
-    if (work.IsStagedRound()) {
-      const uint64_t alike = graph_.equal_ranks.CountOf(rank.number);
-      graph_.stored_bytes += alike * size_bytes;
-      graph_.dense_bytes += alike * operation.size_bytes;
-    }
-    tasks_of_messages_.push_back(static_cast<uint32_t>(graph_.tasks.size()));
-    graph_.tasks.push_back({.kind = TaskKind::kMessage,
-                            .rank = source,
-                            .round = work.index,
-                            .message = open.message});
-  }
+  const bool is_broadcast = IsBroadcast(operation);
+  const int32_t sender = is_broadcast ? static_cast<int32_t>(broadcasts_.Before(
+                                            static_cast<uint32_t>(source),
+                                            static_cast<uint32_t>(destination)))
+                                      : source;
+  OpenMessage& open =
+      Open(rank, work,
+           {.round = work.index,
+            .part = is_broadcast ? kBroadcastPart - operation.broadcast : part,
+            .source = source,
+            .destination = destination,
+            .ordinal = is_broadcast ? 0 : ordinal},
+           sender, size_bytes, operation.size_bytes);
   if (sends) graph_.messages[open.message].position = position;
   bool& is_listed = sends ? open.is_sent : open.is_received;
   if (std::exchange(is_listed, true) && misordered_.ok()) {
@@ -738,6 +778,7 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
         messages.Get(schedule.parts()[number].message)->copies());
     // What is dealt out stays in staging.
     if (list.count() == 0) continue;
+    if (IsPackedBefore(messages, schedule.parts()[number].message)) continue;
     if (!rank.is_dealt[schedule.parts()[number].message] &&
         IsOneRun(body_, rank.tensors, list)) {
       continue;
@@ -792,12 +833,61 @@ uint32_t Builder::AddExchange(Rank& rank, const RankSchedule& schedule,
       Add(rank, TaskKind::kPoint, round.index, 0, {start, dealt});
   ForEachMessage(
       rank, schedule, round, part, [&](uint32_t operation, uint32_t message) {
+        const Operation& of = schedule.operations()[operation];
+        if (IsBroadcast(of)) {
+          AddBroadcast(rank, round, of, start, message, exchanged);
+          return;
+        }
         const bool is_dealt =
             dealt != kNone && schedule.RouteOf(operation) == fb::Route::kPeer;
         AddWait(is_dealt ? dealt : start, message);
         AddWait(message, exchanged);
       });
   return exchanged;
+}
+
+// What a rank does of a broadcast: its root sends it to the first receiver, and
+// each of these passes it on to the next while it comes. A rank begins to pass
+// on after the one before it, and is not done before that one. Receivers come
+// in the order in which they pass it on.
+void Builder::AddBroadcast(const Rank& rank, const RoundWork& round,
+                           const Operation& operation, uint32_t start,
+                           uint32_t message, uint32_t exchanged) {
+  const auto here = static_cast<uint32_t>(rank.number);
+  const auto peer = static_cast<uint32_t>(operation.peer);
+  if (operation.kind == fb::MessageKind::kSend) {
+    begun_[Point(rank.number, round.index)] = start;
+    if (broadcasts_.Before(here, peer) != here) return;
+    AddWait(start, message);
+    AddWait(message, exchanged);
+    return;
+  }
+  const Point root(operation.peer, round.index);
+  const auto [found, is_first] =
+      passed_on_.try_emplace(std::pair(root, operation.broadcast));
+  PassedOn& passed = found->second;
+  AddWait(start, message);
+  passed.arrived = is_first ? message
+                            : Add(rank, TaskKind::kPoint, round.index, 0,
+                                  {passed.arrived, message});
+  AddWait(passed.arrived, exchanged);
+  Tasks before = {start};
+  if (!is_first) before.push_back(passed.begun);
+  passed.begun = Add(rank, TaskKind::kStart, round.index,
+                     options_.broadcast_hop_seconds, before);
+  if (is_first) await_begun_.emplace_back(root, passed.begun);
+  const std::optional<uint32_t> next = broadcasts_.After(peer, here);
+  if (!next.has_value()) return;
+  const OpenMessage& onward =
+      Open(rank, round,
+           {.round = round.index,
+            .part = kBroadcastPart - operation.broadcast,
+            .source = operation.peer,
+            .destination = static_cast<int32_t>(*next)},
+           rank.number, operation.size_bytes, operation.size_bytes);
+  const uint32_t task = tasks_of_messages_[onward.message];
+  AddWait(passed.begun, task);
+  AddWait(task, exchanged);
 }
 
 // Of quantization that the round's copies do, beside their bytes on links.
@@ -929,6 +1019,7 @@ absl::Status Builder::ResolvePoints() {
   };
   absl::Status status = resolve(await_grants_, granted_);
   status.Update(resolve(await_finishes_, finished_));
+  status.Update(resolve(await_begun_, begun_));
   return status;
 }
 

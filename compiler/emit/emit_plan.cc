@@ -227,6 +227,7 @@ struct LoweredMessage {
   uint32_t pack = 0;
   uint32_t unpack = 0;
   bool is_held = false;
+  uint8_t broadcast = 0;  // its number in the round
   bool is_unpacked = true;
   bool is_staged = false;
   int64_t source_staging_offset = 0;
@@ -255,9 +256,24 @@ std::vector<LoweredMessage> MessagesInOrder(const Module& module) {
   return messages;
 }
 
+// Numbers what a rank broadcasts in a round.
+class BroadcastNumbers {
+ public:
+  uint8_t NumberOf(const Message& message) {
+    const auto [found, is_new] = numbers_.try_emplace(message.broadcast_first);
+    if (is_new) found->second = ++counts_[{message.round, message.source}];
+    return found->second;
+  }
+
+ private:
+  absl::flat_hash_map<int32_t, uint8_t> numbers_;  // by first message
+  absl::flat_hash_map<std::pair<int32_t, Rank>, uint8_t> counts_;
+};
+
 absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
                                               CopyLowering& lowering) {
   std::vector<LoweredMessage> messages = MessagesInOrder(module);
+  BroadcastNumbers broadcasts;
   LoweredMessages lowered;
   lowered.ranks.resize(static_cast<size_t>(module.world_size()));
   lowered.received_at.resize(module.messages.size());
@@ -276,6 +292,8 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
     if (!unpack.ok()) return unpack.status();
     message.pack = *pack;
     message.unpack = *unpack;
+    const Message& of = module.messages[message.number];
+    if (of.is_broadcast()) message.broadcast = broadcasts.NumberOf(of);
     ++counts[IndexOf(message.source)];
     ++counts[IndexOf(message.destination)];
   }
@@ -294,7 +312,7 @@ absl::StatusOr<LoweredMessages> LowerMessages(const Module& module,
              static_cast<uint32_t>(IndexOf(peer)),
              sends ? message.pack : message.unpack,
              sends ? fb::MessageKind::kSend : fb::MessageKind::kRecv,
-             /*reserved=*/0, /*reserved2=*/0,
+             /*broadcast=*/message.broadcast, /*reserved2=*/0,
              static_cast<uint64_t>(staging_offset),
              static_cast<uint64_t>(message.size_bytes)),
          .of = &module.messages[message.number]});
@@ -364,7 +382,7 @@ EmittedMessages EmitShifted(Builder& builder, const Module& module,
                     of_first.round(),
                     of_first.peer() + (module.IsRelay(peer) ? destination_shift
                                                             : source_shift),
-                    of_first.copies(), of_first.kind(), /*reserved=*/0,
+                    of_first.copies(), of_first.kind(), of_first.broadcast(),
                     /*reserved2=*/0, of_first.staging_offset(),
                     of_first.size_bytes());
               })};

@@ -155,6 +155,14 @@ Mechanism Module::MechanismOf(Route route) const {
   return route == Route::kNetwork ? Mechanism::kStaged : limits.mapped;
 }
 
+Rank Module::SentBy(size_t number) const {
+  const Message& message = messages[number];
+  if (!message.is_sent_with_other()) return message.source;
+  const Message& first = messages[static_cast<size_t>(message.broadcast_first)];
+  return messages[number - static_cast<size_t>(first.broadcast_stride)]
+      .destination;
+}
+
 int64_t Module::WireBytes(const Piece& piece) const {
   return piece.box.Volume() * DTypeBytes(piece.wire_dtype);
 }

@@ -283,6 +283,9 @@ struct Piece {
   // it, unless it only receives it for others.
   bool is_routed = false;
   bool root_keeps = true;
+  // Routed: what a rank sends to several of other hosts it broadcasts. Its
+  // source then feeds all of `destinations`, or one that passes it on does.
+  bool broadcasts = false;
   // The smaller of both sides' dtypes: members of a stack may differ in theirs.
   DType wire_dtype = DType::kUnspecified;
   DType destination_dtype = DType::kUnspecified;
@@ -336,10 +339,21 @@ struct Message {
   bool is_held = false;
   // Of a routed piece. Inside a host it goes in a round between hosts.
   bool is_routed = false;
+  // Of a broadcast: the number of its first message. That one has so many
+  // others, so far apart behind it, to other hosts.
+  int32_t broadcast_first = -1;
+  int32_t broadcast_others = 0;
+  int32_t broadcast_stride = 0;
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
   int64_t source_staging_offset = 0;
   int64_t destination_staging_offset = 0;
+
+  bool is_broadcast() const { return broadcast_first >= 0; }
+  // Whether another message of its broadcast stands for what its sender does.
+  bool is_sent_with_other() const {
+    return is_broadcast() && broadcast_others == 0;
+  }
 };
 
 // All messages of a round share these.
@@ -363,10 +377,12 @@ struct Delta {
 inline constexpr int64_t kRelayedPerRound = 2;
 inline constexpr int64_t kRelayedPerPeerRound = 3;
 
-// A message that goes along a tree from staging leaves a rank so many rounds
-// after it came, at most: the rank passes it on to two others, one in a round.
-// Staging has as many rounds more.
+// A message that goes on to other hosts from staging leaves a rank so many
+// rounds after it came, at most: along a tree the rank passes it on to two
+// others, one in a round, and it broadcasts to all at once. Staging has as many
+// rounds more.
 inline constexpr int32_t kHeldRounds = 2;
+inline constexpr int32_t kHeldRoundsOfBroadcast = 1;
 // No message of a tree is made smaller: the least that options.bucket_bytes may
 // be.
 inline constexpr int64_t kFlowMessageBytesMin = 4096;
@@ -417,7 +433,8 @@ struct Limits {
   // How bytes travel between ranks that can map each other's memory.
   Mechanism mapped = Mechanism::kStaged;
   int64_t scratch_bytes = 0;  // of a rank, for quantization
-  bool relays = false;  // destination ranks may pass on what they received
+  bool relays = false;      // destination ranks may pass on what they received
+  bool broadcasts = false;  // ranks may broadcast, if they relay
   bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).
   bool by_rails = false;
@@ -506,10 +523,14 @@ struct Stats {
   int64_t relayed_bytes = 0;  // of these, by destination ranks
   double lower_bound_seconds = 0;
   double predicted_seconds = 0;
-  std::string binding_link;           // after the passes
-  bool routes_flows = false;          // any piece is routed; not in the plan
-  bool routes_between_hosts = false;  // by a tree; not in the plan
-  bool levels_sources = false;        // some receivers relay between hosts
+  std::string binding_link;   // after the passes
+  bool routes_flows = false;  // any piece is routed; not in the plan
+  // kHeldRounds or kHeldRoundsOfBroadcast, where ranks pass on to other hosts
+  // what is routed; else 0. Not in the plan.
+  int32_t held_rounds = 0;
+  bool levels_sources = false;  // some receivers relay between hosts
+
+  bool routes_between_hosts() const { return held_rounds > 0; }
 };
 
 // Whether a message inside a host travels in a round between hosts.
@@ -614,6 +635,9 @@ struct Module {
   bool DefersStores() const;
   // Bytes of one copy of the piece on the wire.
   int64_t WireBytes(const Piece& piece) const;
+  // The rank from which message `number` comes to its destination: what is
+  // broadcast goes from one of its receivers to the next.
+  Rank SentBy(size_t number) const;
   const Param& param(ParamId id) const { return params[IndexOf(id)]; }
   const Piece& piece(PieceId id) const { return pieces[IndexOf(id)]; }
 };
@@ -624,7 +648,9 @@ struct Module {
 // stay longer.
 inline int32_t StagingTurns(const Module& module) {
   const int32_t slots = module.limits.slots;
-  if (module.stats.routes_between_hosts) return slots + kHeldRounds;
+  if (module.stats.routes_between_hosts()) {
+    return slots + module.stats.held_rounds;
+  }
   if (!module.stats.routes_flows) return slots;
   const bool packs = module.MechanismOf(Route::kPeer) == Mechanism::kStaged;
   return packs ? slots + 1 : std::max(slots, 2);

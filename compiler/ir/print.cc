@@ -208,7 +208,7 @@ std::string PiecesText(const Module& module) {
     absl::StrAppend(&text, PieceText(module, PieceId{static_cast<int>(i)}),
                     " from ", RanksText(piece.sources), " to ",
                     RanksText(piece.destinations), RelaysText(piece.relays),
-                    "\n");
+                    piece.broadcasts ? ", broadcast between hosts" : "", "\n");
   }
   return text;
 }
@@ -237,7 +237,8 @@ std::string MessagesText(const Module& module) {
     absl::StrAppend(&text, IndexOf(message.source), " -> ",
                     IndexOf(message.destination), " c", message.contents, " ",
                     message.size_bytes, " bytes ",
-                    RouteText(message.route, message.mechanism), "\n");
+                    RouteText(message.route, message.mechanism),
+                    message.is_broadcast() ? " broadcast" : "", "\n");
   }
   return text;
 }

@@ -187,8 +187,12 @@ struct SideSpec {
   GenericSpec generic;
 };
 
+// By what ranks of different hosts exchange messages. Only NCCL broadcasts.
+enum class TransportKind : uint8_t { kNccl, kUcx };
+
 struct TopologySpec {
   Place place;
+  Located<TransportKind> transport{.value = TransportKind::kNccl};
   Located<int64_t> gpus_per_host;       // not given: one host
   Located<std::vector<int64_t>> hosts;  // per global rank
   Located<double> peer_gigabytes_per_second{.value = 370};

@@ -362,6 +362,12 @@ inline constexpr auto kTopologyKeys = std::tuple(
     Key({.name = "network_gigabytes_per_second",
          .help = "per NIC and direction between hosts (400 Gb/s)"},
         &TopologySpec::network_gigabytes_per_second),
+    Key({.name = "transport",
+         .help = "what workers of different hosts exchange messages by: "
+                 "`\"nccl\"`, or `\"ucx\"`, which does not broadcast, so "
+                 "that hosts pass on to each other what several of them want",
+         .in_digest_if_given = true},
+        &TopologySpec::transport),
     Key({.name = "machine",
          .default_text = "none",
          .help = "`hgx-h100`, `hgx-h200`, `hgx-b200` or `gb200-nvl72`: the "
@@ -515,6 +521,12 @@ struct Words<fb::Mechanism> {
   static constexpr std::string_view kMark = "\"";
   static constexpr Word<fb::Mechanism> kAll[] = {
       {"direct", fb::Mechanism::kDirect}, {"staged", fb::Mechanism::kStaged}};
+};
+template <>
+struct Words<TransportKind> {
+  static constexpr std::string_view kMark = "\"";
+  static constexpr Word<TransportKind> kAll[] = {{"nccl", TransportKind::kNccl},
+                                                 {"ucx", TransportKind::kUcx}};
 };
 template <>
 struct Words<DirectKind> {

@@ -69,7 +69,7 @@ class Entrance {
   int64_t CountParts() const;
   // What ranks send and receive however hosts are entered.
   void AddFixed();
-  void AddTree(const FlowKey& key, const Holders& holders, const Share& share);
+  void AddOther(const FlowKey& key, const Holders& holders, const Share& share);
   void FindSpills();
   std::vector<RankBytes> EntriesOf(const HostFlowKey& key, const HostFlow& flow,
                                    Leveling& leveling);
@@ -104,12 +104,12 @@ Entrance::Entrance(const Module& module, const Flows& flows, int32_t wave,
   for (const auto& [key, flow] : flows) {
     if (key.wave != wave) continue;
     for (const auto& [holders, share] : flow) {
-      if (share.goes_by_tree) AddTree(key, holders, share);
+      if (share.way != FlowWay::kEachHost) AddOther(key, holders, share);
     }
     for (const Members& members : key.hosts) {
       HostFlow* of_host = nullptr;
       for (const auto& [holders, share] : flow) {
-        if (share.goes_by_tree) continue;
+        if (share.way != FlowWay::kEachHost) continue;
         if (of_host == nullptr) {
           of_host = &flows_[{host[IndexOf(members.front())], members}];
         }
@@ -143,8 +143,9 @@ int64_t Entrance::CountParts() const {
   return parts;
 }
 
-void Entrance::AddTree(const FlowKey& key, const Holders& holders,
-                       const Share& share) {
+// What goes along trees or is broadcast.
+void Entrance::AddOther(const FlowKey& key, const Holders& holders,
+                        const Share& share) {
   for (const Rank holder : holders) {
     sent_[IndexOf(holder)] += share.bytes / std::ssize(holders);
   }

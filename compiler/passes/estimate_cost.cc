@@ -78,6 +78,7 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
     Rank destination{};
     int32_t wave = 0;
     bool is_held = false;
+    bool is_sent_with_other = false;
     int64_t bytes = 0;
   };
   std::vector<OfRound> messages;
@@ -88,6 +89,7 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
                         .destination = message.destination,
                         .wave = message.wave,
                         .is_held = IsBesideNetwork(message),
+                        .is_sent_with_other = message.is_sent_with_other(),
                         .bytes = BytesOnRoute(module, message)});
   }
   CountingSort(messages, module.rounds.size(), [](const OfRound& message) {
@@ -107,7 +109,7 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
       std::vector<RankLoad>& of_links = is_held ? dealt : loads;
       RankLoad& source = of_links[IndexOf(messages[end].source)];
       RankLoad& destination = of_links[IndexOf(messages[end].destination)];
-      source.sent_bytes += bytes;
+      if (!messages[end].is_sent_with_other) source.sent_bytes += bytes;
       destination.received_bytes += bytes;
       if (!is_held) {
         busiest = std::max({busiest, source.Busiest(), destination.Busiest()});

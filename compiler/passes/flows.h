@@ -21,11 +21,18 @@ using Members = absl::InlinedVector<Rank, 4>;
 // Ranks that hold the same, ascending.
 using Holders = std::vector<Rank>;
 
+// How a share gets to the hosts that want it.
+enum class FlowWay : uint8_t {
+  kEachHost,   // holders send it to each of them
+  kTree,       // hosts pass it on to hosts
+  kBroadcast,  // holders, and receivers on their host, broadcast it
+};
+
 // The pieces of a flow that the same ranks hold.
 struct Share {
   std::vector<PieceId> pieces;  // ascending
   int64_t bytes = 0;
-  bool goes_by_tree = false;  // from host to host; else holders feed each host
+  FlowWay way = FlowWay::kEachHost;
 };
 
 // Who wants what no source of their hosts holds, in one wave.

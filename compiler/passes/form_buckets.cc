@@ -96,7 +96,9 @@ struct Stream {
   Rank receiver{};
   Route route = Route::kUnspecified;
   absl::Span<const Relay> relays;  // those of its pieces
+  absl::Span<const Rank> others;   // to whom it is broadcast with the receiver
   bool is_routed = false;          // so are its pieces
+  bool broadcasts = false;         // so do its pieces
   bool receiver_keeps = true;      // what is routed
   std::vector<PieceId> pieces;
 };
@@ -130,16 +132,24 @@ NetworkLoad LoadOf(const Module& module,
   for (const Stream& stream : streams) {
     int64_t bytes = 0;
     for (const PieceId id : stream.pieces) bytes += staged_bytes[IndexOf(id)];
-    const auto add = [&](Rank source, Rank receiver) {
-      entered += static_cast<double>(bytes);
-      load.busiest = std::max({load.busiest, sent[IndexOf(source)] += bytes,
-                               received[IndexOf(receiver)] += bytes});
+    const auto send = [&](Rank source) {
+      load.busiest = std::max(load.busiest, sent[IndexOf(source)] += bytes);
     };
-    if (stream.route == Route::kNetwork) add(stream.source, stream.receiver);
+    const auto receive = [&](Rank receiver) {
+      entered += static_cast<double>(bytes);
+      load.busiest =
+          std::max(load.busiest, received[IndexOf(receiver)] += bytes);
+    };
+    if (stream.route == Route::kNetwork) {
+      send(stream.source);
+      receive(stream.receiver);
+      for (const Rank other : stream.others) receive(other);
+    }
     if (!stream.is_routed) continue;
     load.routes = true;
     load.largest = std::max(load.largest, bytes);
     steps[IndexOf(stream.receiver)] = 0;
+    for (const Rank other : stream.others) steps[IndexOf(other)] = 0;
     for (const Relay& relay : stream.relays) {
       others[IndexOf(relay.sender)] = 0;
       passed_on[IndexOf(relay.sender)] = 0;
@@ -152,9 +162,13 @@ NetworkLoad LoadOf(const Module& module,
         continue;
       }
       load.between_hosts = true;
-      add(relay.sender, relay.receiver);
-      steps[IndexOf(relay.receiver)] =
-          steps[IndexOf(relay.sender)] + ++passed_on[IndexOf(relay.sender)];
+      receive(relay.receiver);
+      int64_t& turns = passed_on[IndexOf(relay.sender)];
+      if (turns == 0 || !stream.broadcasts) {
+        send(relay.sender);
+        ++turns;
+      }
+      steps[IndexOf(relay.receiver)] = steps[IndexOf(relay.sender)] + turns;
       load.steps = std::max(load.steps, steps[IndexOf(relay.receiver)]);
     }
   }
@@ -239,6 +253,9 @@ class MessageBuilder {
                      int64_t bucket_bytes) const;
   // The same where hosts pass on to hosts: a rank sends one in a round.
   int64_t TreeBucketBytes(const NetworkLoad& load, bool holds) const;
+  // Of the last messages, those of `hosts` receivers one after the other, of
+  // each `stride`: what goes to all of them is broadcast.
+  void Broadcast(size_t hosts, size_t stride);
   // Messages along the tree of the stream.
   void BuildFlow(int32_t wave, const Stream& stream, int64_t bucket_bytes,
                  bool may_hold);
@@ -607,6 +624,19 @@ void MessageBuilder::SendHeld(int32_t wave, Rank rank, const Stream& stream,
   }
 }
 
+void MessageBuilder::Broadcast(size_t hosts, size_t stride) {
+  if (hosts < 2) return;
+  const size_t begin = module_.messages.size() - hosts * stride;
+  for (size_t i = begin; i < begin + stride; ++i) {
+    for (size_t host = 0; host < hosts; ++host) {
+      module_.messages[i + host * stride].broadcast_first =
+          static_cast<int32_t>(i);
+    }
+    module_.messages[i].broadcast_others = static_cast<int32_t>(hosts - 1);
+    module_.messages[i].broadcast_stride = static_cast<int32_t>(stride);
+  }
+}
+
 void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
                                int64_t bucket_bytes, bool may_hold) {
   // Who receives for others alone has it nowhere else.
@@ -616,16 +646,35 @@ void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
                            .relayed_from = Route::kNetwork,
                            .is_routed = true};
   const PackedPieces& packed = PackAlike(stream.pieces, bucket_bytes);
-  Send(stream.source, stream.receiver, packed,
-       {.wave = wave,
-        .fed_by = {},
-        .is_unpacked = stream.receiver_keeps,
-        .is_routed = true});
+  const Message first = {.wave = wave,
+                         .fed_by = {},
+                         .is_unpacked = stream.receiver_keeps,
+                         .is_routed = true};
+  Send(stream.source, stream.receiver, packed, first);
+  for (const Rank other : stream.others) {
+    Send(stream.source, other, packed, first);
+  }
+  Broadcast(1 + stream.others.size(), packed.contents.size());
   if (holds) SendHeld(wave, stream.receiver, stream, packed);
-  for (const Relay& relay : stream.relays) {
-    const Route route = module_.RouteBetween(relay.sender, relay.receiver);
-    if (route == Route::kNetwork) {
+  for (const Rank other : stream.others) {
+    if (holds) SendHeld(wave, other, stream, packed);
+  }
+  const auto is_between_hosts = [&](const Relay& relay) {
+    return module_.RouteBetween(relay.sender, relay.receiver) ==
+           Route::kNetwork;
+  };
+  if (stream.broadcasts) {
+    size_t hosts = 0;
+    for (const Relay& relay : stream.relays) {
+      if (!is_between_hosts(relay)) continue;
       SendOn(relay, packed, relayed);
+      ++hosts;
+    }
+    Broadcast(hosts, packed.contents.size());
+  }
+  for (const Relay& relay : stream.relays) {
+    if (is_between_hosts(relay)) {
+      if (!stream.broadcasts) SendOn(relay, packed, relayed);
       if (holds) SendHeld(wave, relay.receiver, stream, packed);
     } else if (!holds) {
       SendOn(relay,
@@ -788,7 +837,9 @@ void MessageBuilder::Build() {
   std::vector<WaveStreams> streams(static_cast<size_t>(module_.waves));
   const std::vector<Transfer>& transfers = module_.transfers;
   // Of a pair of ranks: its pieces, ascending.
-  using RelaysOfWave = std::tuple<int32_t, bool, bool, absl::Span<const Relay>>;
+  using RelaysOfWave =
+      std::tuple<int32_t, bool, bool, bool, absl::Span<const Rank>,
+                 absl::Span<const Relay>>;
   std::vector<std::pair<RelaysOfWave, std::vector<PieceId>>> by_relays;
   for (size_t begin = 0; begin < transfers.size();) {
     const Rank source = transfers[begin].source;
@@ -805,8 +856,13 @@ void MessageBuilder::Build() {
       const PieceId id = transfers[begin].piece;
       const Piece& piece = module_.piece(id);
       // As a rule all of a pair are alike.
+      absl::Span<const Rank> others;
+      if (piece.broadcasts) {
+        if (receiver != piece.destinations.front()) continue;
+        others = absl::MakeConstSpan(piece.destinations).subspan(1);
+      }
       const RelaysOfWave key(piece.wave, piece.is_routed, piece.root_keeps,
-                             piece.relays);
+                             piece.broadcasts, others, piece.relays);
       if (by_relays.empty() || by_relays[last].first != key) {
         const auto place = std::lower_bound(
             by_relays.begin(), by_relays.end(), key,
@@ -822,7 +878,7 @@ void MessageBuilder::Build() {
     }
     const Route route = module_.RouteBetween(source, receiver);
     for (auto& [key, pieces] : by_relays) {
-      const auto& [wave, is_routed, keeps, relays] = key;
+      const auto& [wave, is_routed, keeps, broadcasts, others, relays] = key;
       const Mechanism mechanism =
           is_routed ? Mechanism::kStaged : module_.MechanismOf(route);
       streams[static_cast<size_t>(wave)][static_cast<size_t>(mechanism)]
@@ -830,7 +886,9 @@ void MessageBuilder::Build() {
                       .receiver = receiver,
                       .route = route,
                       .relays = relays,
+                      .others = others,
                       .is_routed = is_routed,
+                      .broadcasts = broadcasts,
                       .receiver_keeps = keeps,
                       .pieces = std::move(pieces)});
     }

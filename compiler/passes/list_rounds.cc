@@ -90,9 +90,8 @@ int64_t MostOf(const std::vector<int64_t>& numbers) {
 
 Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
   Totals totals(static_cast<size_t>(module.world_size()));
-  for (const Message* message : messages) {
+  for (Message* message : messages) {
     const size_t source = IndexOf(message->source);
-    const size_t destination = IndexOf(message->destination);
     const int64_t bytes = message->size_bytes;
     const bool relays = FedBy(module, *message) != nullptr;
     totals.most_bytes = std::max(totals.most_bytes, AlignStaging(bytes));
@@ -104,26 +103,26 @@ Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
       totals.most_relayed_bytes =
           std::max(totals.most_relayed_bytes, AlignStaging(bytes));
     }
-    if (IsBesideNetwork(*message)) {
-      totals.entering[destination] += bytes;
-    } else {
-      totals.sent[source] += bytes;
-      totals.received[destination] += bytes;
-    }
-    totals.staged[destination] += bytes;
+    if (!IsBesideNetwork(*message)) totals.sent[source] += bytes;
     // What goes on along a tree lies where it came.
     if (!relays || !message->is_routed) totals.staged[source] += bytes;
-    for (const size_t rank : {source, destination}) {
-      ++totals.own_operations[rank];
-      ++totals.operations[rank];
-    }
-    for (const Message& held : DealtBy(module, *message)) {
-      totals.dealt_bytes += static_cast<double>(bytes);
-      totals.dealt_messages += 1;
-      totals.staged[IndexOf(held.destination)] += bytes;
-      ++totals.operations[IndexOf(held.source)];
-      ++totals.operations[IndexOf(held.destination)];
-    }
+    ++totals.own_operations[source];
+    ++totals.operations[source];
+    ForEachSentWith(module, *message, [&](const Message& received) {
+      const size_t destination = IndexOf(received.destination);
+      (IsBesideNetwork(received) ? totals.entering
+                                 : totals.received)[destination] += bytes;
+      totals.staged[destination] += bytes;
+      ++totals.own_operations[destination];
+      ++totals.operations[destination];
+      for (const Message& held : DealtBy(module, received)) {
+        totals.dealt_bytes += static_cast<double>(bytes);
+        totals.dealt_messages += 1;
+        totals.staged[IndexOf(held.destination)] += bytes;
+        ++totals.operations[IndexOf(held.source)];
+        ++totals.operations[IndexOf(held.destination)];
+      }
+    });
   }
   return totals;
 }
@@ -209,9 +208,9 @@ class ListScheduler {
     return message.size_bytes <= most_bytes_ / kSmallBeside;
   }
   // Whether its source may send it from where it came.
-  static bool MayHold(const Message& message) {
-    return message.is_routed && message.route == Route::kNetwork &&
-           message.fed_by.count > 0;
+  bool MayHold(const Message& message) const {
+    return module_.stats.held_rounds > 0 && message.is_routed &&
+           message.route == Route::kNetwork && message.fed_by.count > 0;
   }
 
   void SetLimits(const Totals& totals, bool ends, Route route);
@@ -469,6 +468,11 @@ void ListScheduler::FindTails(const std::vector<Message*>& messages) {
   for (size_t i = messages.size(); i-- > 0;) {
     const auto number =
         static_cast<size_t>(messages[i] - module_.messages.data());
+    ForEachSentWith(module_, *messages[i], [&](const Message& received) {
+      tails_[number] = std::max(
+          tails_[number],
+          tails_[static_cast<size_t>(&received - module_.messages.data())]);
+    });
     tails_[number] += messages[i]->size_bytes;
     if (FedBy(module_, *messages[i]) == nullptr) continue;
     int64_t& before = tails_[messages[i]->fed_by.begin];
@@ -599,28 +603,39 @@ bool ListScheduler::TryPlace(uint32_t index) {
   if (MayHold(message)) {
     // What came lies in staging until others come there.
     const int32_t came = FedBy(module_, message)->round;
-    message.is_held = round_ <= came + kHeldRounds;
+    message.is_held = round_ <= came + module_.stats.held_rounds;
   }
-  const absl::Span<Message> dealt_by = DealtBy(module_, message);
-  if (!loads_.Fits(message, dealt_by, round_, IsSmall(message))) {
+  const bool is_small = IsSmall(message);
+  bool fits = loads_.FitsAtSource(message, round_, is_small);
+  ForEachSentWith(module_, message, [&](const Message& received) {
+    fits = fits && loads_.FitsWhereReceived(
+                       received, DealtBy(module_, received), round_, is_small);
+  });
+  if (!fits) {
     if (MayHold(message)) message.is_held = false;
     return false;
   }
-  loads_.Add(message, dealt_by, round_);
   --unplaced_;
   stream.left -= message.size_bytes;
-  const uint32_t number = stream.next++;
+  ++stream.next;
   ReadHead(stream);
   if (!IsBesideNetwork(message)) {
     left_[kSends][IndexOf(message.source)] -= message.size_bytes;
-    left_[kReceives][IndexOf(message.destination)] -= message.size_bytes;
   }
-  if (!fed_.empty()) {
+  ForEachSentWith(module_, message, [&](Message& received) {
+    received.is_held = message.is_held;
+    loads_.Add(received, DealtBy(module_, received), round_);
+    if (!IsBesideNetwork(received)) {
+      left_[kReceives][IndexOf(received.destination)] -= received.size_bytes;
+    }
+    if (fed_.empty()) return;
+    const auto number =
+        static_cast<size_t>(&received - module_.messages.data());
     for (const uint32_t fed : fed_[number]) {
       const PairStream& next = streams_[fed];
       if (next.next != next.end && Head(next).fed_by.begin == number) Wait(fed);
     }
-  }
+  });
   return true;
 }
 

@@ -13,21 +13,28 @@ bool RoundLoads::HasRoomToDeal(Rank rank, int32_t round, RankRoom more) {
   return HasRoom(at, more);
 }
 
-bool RoundLoads::Fits(const Message& message,
-                      absl::Span<const Message> dealt_by, int32_t round,
-                      bool is_small) {
+bool RoundLoads::FitsAtSource(const Message& message, int32_t round,
+                              bool is_small) {
+  const int64_t bytes = AlignStaging(message.size_bytes);
+  const RankRound& source = At(message.source, round);
+  // What is held lies in staging already.
+  return HasRoom(source, {.staging_bytes = message.is_held ? 0 : bytes,
+                          .operations = 1}) &&
+         (IsBesideNetwork(message) ||
+          source.bytes[kSends] <= direction_bytes_max_[is_small] - bytes);
+}
+
+bool RoundLoads::FitsWhereReceived(const Message& message,
+                                   absl::Span<const Message> dealt_by,
+                                   int32_t round, bool is_small) {
   const int64_t bytes = AlignStaging(message.size_bytes);
   const RankRoom one = {.staging_bytes = bytes, .operations = 1};
-  const RankRound& source = At(message.source, round);
   const RankRound& destination = At(message.destination, round);
-  // What is held lies in staging already.
-  const RankRoom sent = {.staging_bytes = message.is_held ? 0 : bytes,
-                         .operations = 1};
-  if (!HasRoom(source, sent) || !HasRoom(destination, one)) return false;
-  if (IsBesideNetwork(message)) {
-    if (destination.entering_bytes + bytes > entering_bytes_max_) return false;
-  } else if (std::max(source.bytes[kSends], destination.bytes[kReceives]) >
-             direction_bytes_max_[is_small] - bytes) {
+  if (!HasRoom(destination, one)) return false;
+  if (IsBesideNetwork(message)
+          ? destination.entering_bytes + bytes > entering_bytes_max_
+          : destination.bytes[kReceives] >
+                direction_bytes_max_[is_small] - bytes) {
     return false;
   }
   if (dealt_by.empty()) return true;
@@ -43,14 +50,16 @@ void RoundLoads::Add(Message& message, absl::Span<Message> dealt_by,
                      int32_t round) {
   message.round = round;
   const int64_t bytes = AlignStaging(message.size_bytes);
-  RankRound& source = At(message.source, round);
-  source.taken.operations += 1;
-  if (!message.is_held) source.taken.staging_bytes += bytes;
+  if (!message.is_sent_with_other()) {
+    RankRound& source = At(message.source, round);
+    source.taken.operations += 1;
+    if (!message.is_held) source.taken.staging_bytes += bytes;
+    if (!IsBesideNetwork(message)) source.bytes[kSends] += bytes;
+  }
   RankRound& destination = At(message.destination, round);
   destination.taken.operations += 1;
   destination.taken.staging_bytes += bytes;
   if (!IsBesideNetwork(message)) {
-    source.bytes[kSends] += bytes;
     destination.bytes[kReceives] += bytes;
   } else if (!message.is_held) {
     destination.entering_bytes += bytes;

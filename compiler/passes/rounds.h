@@ -49,11 +49,13 @@ class RoundLoads {
     reserved_ = std::move(reserved);
   }
 
-  // Whether the round has room for the message, and the next one for those that
-  // deal it out.
-  bool Fits(const Message& message, absl::Span<const Message> dealt_by,
-            int32_t round, bool is_small);
-  // Puts them there. The round must have room.
+  // Whether the round has room for the message at its source, or where it is
+  // received; there the next round must have room for those that deal it out.
+  bool FitsAtSource(const Message& message, int32_t round, bool is_small);
+  bool FitsWhereReceived(const Message& message,
+                         absl::Span<const Message> dealt_by, int32_t round,
+                         bool is_small);
+  // Puts them there, which must have room. A source sends a broadcast once.
   void Add(Message& message, absl::Span<Message> dealt_by, int32_t round);
 
   // Bytes of the largest message that the rank may have room to send, or
@@ -101,6 +103,19 @@ const Message* FedBy(const Module& module, const Message& message);
 
 // Those that deal the message out.
 absl::Span<Message> DealtBy(Module& module, const Message& message);
+
+// Calls `visit` with the message, and with the others of its broadcast if it is
+// the first of one.
+template <typename Visit>
+void ForEachSentWith(Module& module, Message& message, const Visit& visit) {
+  visit(message);
+  const auto number = static_cast<size_t>(&message - module.messages.data());
+  for (int32_t i = 1; i <= message.broadcast_others; ++i) {
+    visit(module.messages[number +
+                          static_cast<size_t>(i) *
+                              static_cast<size_t>(message.broadcast_stride)]);
+  }
+}
 
 }  // namespace refit
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/passes/broadcast_flows.h"
 #include "compiler/passes/enter_hosts.h"
 #include "compiler/passes/flows.h"
 #include "compiler/passes/packer.h"
@@ -202,19 +203,18 @@ std::vector<TreeChoice> TreeChoices::ChooseSpread(double target) {
 // Decides which shares of a wave go from host to host along trees: none, unless
 // sources that fed every host would send more than ranks receive; else as many
 // as it takes until none does.
-bool ChooseTrees(const Module& module, int32_t wave, Flows& flows) {
+void ChooseTrees(const Module& module, int32_t wave, Flows& flows) {
   TreeChoices choices(module, wave, flows);
   const double target = choices.MostReceived();
-  if (choices.MostSent() <= target * kGainOfTrees) return false;
+  if (choices.MostSent() <= target * kGainOfTrees) return;
   const std::vector<TreeChoice> chosen = choices.Choose(target);
   int64_t bytes = 0;
   for (const TreeChoice& choice : chosen) bytes += choice.share->bytes;
   // What each set of holders sends would be so little, in the mean, that its
   // messages took longer to start than on the wire. Many sources of little feed
   // every host about as fast.
-  if (bytes < std::ssize(chosen) * RangeBytesMin(module)) return false;
-  for (const TreeChoice& choice : chosen) choice.share->goes_by_tree = true;
-  return !chosen.empty();
+  if (bytes < std::ssize(chosen) * RangeBytesMin(module)) return;
+  for (const TreeChoice& choice : chosen) choice.share->way = FlowWay::kTree;
 }
 
 // How many ranks of other hosts the source sends to in a wave, if holders feed
@@ -257,7 +257,7 @@ void LevelSources(const Module& module, int32_t wave, Flows& flows,
   }
   std::map<Rank, int64_t> passed_on;
   for (const TreeChoice& choice : chosen) {
-    choice.share->goes_by_tree = true;
+    choice.share->way = FlowWay::kTree;
     const std::vector<Members>& hosts = choice.key->hosts;
     const Rank first =
         std::min_element(hosts.begin(), hosts.end(),
@@ -283,7 +283,7 @@ void CutIntoRanges(const Module& module, const FlowKey& key, const Flow& flow,
   int64_t bytes = 0;
   std::set<Rank> sources;
   for (const auto& [holders, share] : flow) {
-    if (!share.goes_by_tree) continue;
+    if (share.way != FlowWay::kTree) continue;
     pieces.insert(pieces.end(), share.pieces.begin(), share.pieces.end());
     bytes += share.bytes;
     sources.insert(holders.begin(), holders.end());
@@ -320,9 +320,13 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
   Flows flows = ListFlows(module);
   const bool has_room = StagingHasRoom(module);
   for (int32_t wave = 0; has_room && wave < module.waves; ++wave) {
-    module.stats.routes_between_hosts |= ChooseTrees(module, wave, flows);
+    ChooseTrees(module, wave, flows);
   }
   RoutedPieces routed(module);
+  // Neither shifted nor packed programs say what is broadcast.
+  if (module.limits.broadcasts && module.parts() == 1 && !module.is_compact) {
+    BroadcastFlows(module, flows, routed);
+  }
   for (const auto& [key, flow] : flows) {
     CutIntoRanges(module, key, flow, routed);
   }
@@ -334,6 +338,7 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
   }
   EnterHosts(module, flows, RangeBytesMin(module) / kSmallFlow, routed);
   module.stats.routes_flows = routed.routes();
+  module.stats.held_rounds = routed.held_rounds();
   // A round of staging has room for a message that is not routed, too.
   module.limits.bucket_bytes =
       std::min(module.limits.bucket_bytes,

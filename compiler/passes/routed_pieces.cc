@@ -8,14 +8,36 @@ namespace refit {
 void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
                        std::vector<Relay> relays,
                        absl::Span<const Rank> sources) {
+  AddPart(id, box, {&root, 1}, std::move(relays), sources, kHeldRounds);
+}
+
+void RoutedPieces::AddBroadcast(PieceId id, const Box& box,
+                                absl::Span<const Rank> roots,
+                                std::vector<Relay> relays,
+                                absl::Span<const Rank> sources) {
+  AddPart(id, box, roots, std::move(relays), sources, kHeldRoundsOfBroadcast)
+      .broadcasts = true;
+}
+
+Piece& RoutedPieces::AddPart(PieceId id, const Box& box,
+                             absl::Span<const Rank> roots,
+                             std::vector<Relay> relays,
+                             absl::Span<const Rank> sources,
+                             int32_t held_rounds) {
   const Piece& whole = module_.piece(id);
   Piece& part = parts_[IndexOf(id)].emplace_back(whole);
   part.box = box;
   part.root_keeps = std::binary_search(whole.destinations.begin(),
-                                       whole.destinations.end(), root);
+                                       whole.destinations.end(), roots.front());
+  if (std::any_of(relays.begin(), relays.end(), [&](const Relay& relay) {
+        return module_.RouteBetween(relay.sender, relay.receiver) ==
+               Route::kNetwork;
+      })) {
+    held_rounds_ = std::max(held_rounds_, held_rounds);
+  }
   // A new list each, since parts are many, and the old one has room for all
   // receivers.
-  part.destinations = std::vector<Rank>{root};
+  part.destinations = std::vector<Rank>(roots.begin(), roots.end());
   part.relays = std::move(relays);
   part.is_routed = true;
   if (!sources.empty()) {
@@ -23,6 +45,7 @@ void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
   }
   ++count_;
   routes_ = true;
+  return part;
 }
 
 void RoutedPieces::AddRelayed(PieceId id, const Box& box, Rank first,

@@ -3,6 +3,7 @@
 #define REFIT_COMPILER_PASSES_ROUTED_PIECES_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -24,6 +25,12 @@ class RoutedPieces {
   void Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
            absl::Span<const Rank> sources = {});
 
+  // The same, but each rank that sends to several of other hosts broadcasts:
+  // a source to all of `roots`, or one root along its first `relays`.
+  void AddBroadcast(PieceId id, const Box& box, absl::Span<const Rank> roots,
+                    std::vector<Relay> relays,
+                    absl::Span<const Rank> sources = {});
+
   // `box` of a piece goes to `first`, which passes it on along `relays`.
   void AddRelayed(PieceId id, const Box& box, Rank first,
                   std::vector<Relay> relays);
@@ -36,16 +43,22 @@ class RoutedPieces {
 
   bool empty() const { return count_ == 0; }
   bool routes() const { return routes_; }  // anything but AddRelayed
+  int32_t held_rounds() const { return held_rounds_; }  // Stats::held_rounds
 
   // Puts the parts into the module, instead of what they feed.
   void Finish();
 
  private:
+  Piece& AddPart(PieceId id, const Box& box, absl::Span<const Rank> roots,
+                 std::vector<Relay> relays, absl::Span<const Rank> sources,
+                 int32_t held_rounds);
+
   Module& module_;
   std::vector<std::vector<Piece>> parts_;  // by piece
   std::vector<std::vector<Rank>> fed_;     // by piece
   size_t count_ = 0;
   bool routes_ = false;
+  int32_t held_rounds_ = 0;
 };
 
 }  // namespace refit

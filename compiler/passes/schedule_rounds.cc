@@ -58,17 +58,18 @@ void AssignStaging(const std::vector<PlacedMessage>& places, int32_t turns,
   // Apart from the messages, which are large and not in this order.
   struct OfMessage {
     int64_t bytes = 0;
-    bool is_held = false;
+    bool packs = true;
     int64_t source = 0;
     int64_t destination = 0;
   };
   std::vector<OfMessage> offsets;
   offsets.reserve(places.size());
   for (const Message& message : module.messages) {
-    offsets.push_back({.bytes = message.mechanism == Mechanism::kDirect
-                                    ? 0
-                                    : AlignStaging(message.size_bytes),
-                       .is_held = message.is_held});
+    offsets.push_back(
+        {.bytes = message.mechanism == Mechanism::kDirect
+                      ? 0
+                      : AlignStaging(message.size_bytes),
+         .packs = !message.is_held && !message.is_sent_with_other()});
   }
   const auto take = [&](Rank rank, const PlacedMessage& place) {
     int64_t& end = next[IndexOf(rank)];
@@ -88,7 +89,7 @@ void AssignStaging(const std::vector<PlacedMessage>& places, int32_t turns,
           take(places[i].destination, places[i]);
     }
     for (size_t i = begin; i < end; ++i) {
-      if (offsets[places[i].number].is_held) continue;
+      if (!offsets[places[i].number].packs) continue;
       offsets[places[i].number].source = take(places[i].source, places[i]);
     }
   }
@@ -96,10 +97,13 @@ void AssignStaging(const std::vector<PlacedMessage>& places, int32_t turns,
     Message& message = module.messages[i];
     if (message.mechanism == Mechanism::kDirect) continue;
     const int64_t turn = message.round % turns;
+    const size_t packed = message.is_sent_with_other()
+                              ? static_cast<size_t>(message.broadcast_first)
+                              : i;
     message.source_staging_offset =
         message.is_held
             ? module.messages[message.fed_by.begin].destination_staging_offset
-            : offsets[i].source + turn * most[IndexOf(message.source)];
+            : offsets[packed].source + turn * most[IndexOf(message.source)];
     message.destination_staging_offset =
         offsets[i].destination + turn * most[IndexOf(message.destination)];
   }
@@ -136,8 +140,8 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     for (Message* message : of_wave) {
       const bool last = message->route == Route::kPeer &&
                         message->relayed_from == Route::kNetwork;
-      // Placed with what it deals out.
-      if (message->is_held) continue;
+      // Placed with what it deals out, or is broadcast with.
+      if (message->is_held || message->is_sent_with_other()) continue;
       const Route of_round =
           IsBesideNetwork(*message) ? Route::kNetwork : message->route;
       if (of_round == route && last == after_network) {
@@ -155,9 +159,11 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
       PlaceStaged(module, messages, follows ? end.not_dealt : end.all, is_last,
                   loads);
     }
-    for (const Message* message : messages) {
-      end.Add(*message);
-      for (const Message& held : DealtBy(module, *message)) end.Add(held);
+    for (Message* message : messages) {
+      ForEachSentWith(module, *message, [&](const Message& received) {
+        end.Add(received);
+        for (const Message& held : DealtBy(module, received)) end.Add(held);
+      });
     }
     module.rounds.resize(static_cast<size_t>(end.all),
                          {.route = route, .mechanism = mechanism});

@@ -159,7 +159,8 @@ absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
 absl::Status NcclCommunicator::Broadcast(std::byte* data, uint64_t size_bytes,
                                          int32_t root, Stream stream,
                                          Deadline deadline,
-                                         const Interruption& interruption) {
+                                         const Interruption& interruption,
+                                         std::chrono::nanoseconds patience) {
   if (api_.Broadcast == nullptr) {
     return absl::UnimplementedError("this libnccl has no ncclBroadcast");
   }
@@ -169,12 +170,13 @@ absl::Status NcclCommunicator::Broadcast(std::byte* data, uint64_t size_bytes,
         return api_.Broadcast(data, data, size_bytes, nccl::kUint8,
                               RankOf(root), comm, stream);
       },
-      deadline, interruption);
+      deadline, interruption, patience);
 }
 
 absl::Status NcclCommunicator::Call(
     const char* name, const std::function<nccl::Result(nccl::Comm)>& function,
-    Deadline deadline, const Interruption& interruption) {
+    Deadline deadline, const Interruption& interruption,
+    std::chrono::nanoseconds patience) {
   nccl::Result result;
   {
     std::lock_guard lock(mutex_);
@@ -183,7 +185,7 @@ absl::Status NcclCommunicator::Call(
   }
   // ncclCommWindowRegister of NCCL 2.30 says so while it goes on.
   if (result == nccl::kSuccess) result = nccl::kInProgress;
-  return AwaitIdle(result, name, deadline, interruption);
+  return AwaitIdle(result, name, deadline, interruption, patience);
 }
 
 }  // namespace refit

@@ -48,15 +48,17 @@ class NcclCommunicator {
       std::chrono::nanoseconds patience = std::chrono::nanoseconds(0));
 
   // The same for one broadcast of root's bytes, in place on all ranks.
-  absl::Status Broadcast(std::byte* data, uint64_t size_bytes, int32_t root,
-                         Stream stream, Deadline deadline,
-                         const Interruption& interruption);
+  absl::Status Broadcast(
+      std::byte* data, uint64_t size_bytes, int32_t root, Stream stream,
+      Deadline deadline, const Interruption& interruption,
+      std::chrono::nanoseconds patience = std::chrono::nanoseconds(0));
 
   // Calls `function`, NCCL's `name`, with NCCL's own communicator, and waits
   // until NCCL has taken what it started.
-  absl::Status Call(const char* name,
-                    const std::function<nccl::Result(nccl::Comm)>& function,
-                    Deadline deadline, const Interruption& interruption);
+  absl::Status Call(
+      const char* name, const std::function<nccl::Result(nccl::Comm)>& function,
+      Deadline deadline, const Interruption& interruption,
+      std::chrono::nanoseconds patience = std::chrono::nanoseconds(0));
 
   // NCCL's asynchronous error, if there is one. Thread-safe.
   absl::Status AsyncError();

@@ -62,6 +62,24 @@ void ReadFields(PayloadReader& reader, NcclSettings& settings) {
   settings.encrypts = reader.Bool();
 }
 
+// What a root tells those to which it broadcasts.
+struct BroadcastGroup {
+  nccl::UniqueId id = {};
+  std::vector<int32_t> ranks;  // its own too, ascending
+};
+
+void WriteFields(const BroadcastGroup& group, PayloadWriter& writer) {
+  WriteFields(group.id, writer);
+  writer.U64(group.ranks.size());
+  for (const int32_t rank : group.ranks) WriteFields(rank, writer);
+}
+
+void ReadFields(PayloadReader& reader, BroadcastGroup& group) {
+  ReadFields(reader, group.id);
+  group.ranks.resize(reader.Count(sizeof(int32_t)));
+  for (int32_t& rank : group.ranks) ReadFields(reader, rank);
+}
+
 // Where a rank runs, and what it does there.
 struct Place {
   std::string host;
@@ -173,9 +191,10 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
                                     NcclLinks& links) {
   Uses mine;
   for (const Edge& edge : edges) {
-    (!IsStaged(edge)  ? mine.fence
-     : IsInside(edge) ? mine.domain
-                      : mine.world) = true;
+    (!IsStaged(edge)   ? mine.fence
+     : IsInside(edge)  ? mine.domain
+     : edge.broadcasts ? mine.broadcasts
+                       : mine.world) = true;
   }
   const auto uses = Compare(CheckEdges(edges), mine, "connecting");
   if (!uses.ok()) return uses.status();
@@ -186,6 +205,7 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
   };
   const bool has_domains = any(&Uses::domain);
   const bool has_world = any(&Uses::world);
+  const bool broadcasts = any(&Uses::broadcasts);
   const std::vector<int32_t> everyone = Everyone();
   const std::vector<int32_t> neighbours = RanksOfThisHost();
 
@@ -194,8 +214,9 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
       CheckHosts(edges, neighbours, mine.domain, has_domain);
   if (!notices.ok()) return notices.status();
   links.notices = *std::move(notices);
-  if (has_domains || has_world) {
-    absl::Status status = AgreeOnVersion(has_domain || has_world);
+  if (has_domains || has_world || broadcasts) {
+    absl::Status status =
+        AgreeOnVersion(has_domain || has_world || mine.broadcasts);
     if (!status.ok()) return status;
   }
   // One after the other; all domains at once, since they share no rank.
@@ -206,9 +227,17 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
     if (!status.ok()) return status;
     std::vector<Edge> touched;
     for (const Edge& edge : edges) {
-      if (IsStaged(edge) && IsInside(edge) == inside) touched.push_back(edge);
+      if (IsStaged(edge) && IsInside(edge) == inside && !edge.broadcasts) {
+        touched.push_back(edge);
+      }
     }
-    if (target != nullptr) status = TouchEdges(*target, touched, links.unended);
+    if (target != nullptr) {
+      status = Touch(
+          [&](std::byte* scratch, Stream stream) {
+            return TouchInTurns(*target, touched, scratch, stream);
+          },
+          links.unended);
+    }
     return Agree(status, "touching the edges");
   };
   absl::Status status;
@@ -216,6 +245,7 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
   if (status.ok() && has_world) {
     status = make(everyone, true, false, links.world);
   }
+  if (status.ok() && broadcasts) status = CreateBroadcasts(edges, links);
   if (!status.ok()) return status;
   return any(&Uses::fence) ? ConnectFence(edges, links) : absl::OkStatus();
 }
@@ -438,9 +468,67 @@ absl::Status NcclConnector::CreateCommunicator(
   return Agree(status, "making an NCCL communicator");
 }
 
-absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
-                                       absl::Span<const Edge> edges,
-                                       std::vector<NcclLinks::Touch>& unended) {
+// Collective over all ranks: a communicator for each rank that broadcasts, with
+// it and those to which it does. The root gives them its id. Ranks make theirs
+// in the order of roots, so that none waits in a circle.
+absl::Status NcclConnector::CreateBroadcasts(absl::Span<const Edge> edges,
+                                             NcclLinks& links) {
+  std::set<int32_t> to, roots;
+  for (const Edge& edge : edges) {
+    if (!edge.broadcasts) continue;
+    (edge.kind == fb::MessageKind::kSend ? to : roots).insert(edge.peer);
+  }
+  BroadcastGroup mine;
+  absl::Status status;
+  if (!to.empty()) {
+    status = nccl::StatusOf(*api_, api_->GetUniqueId(&mine.id),
+                            "ncclGetUniqueId", nullptr);
+    mine.ranks.assign(to.begin(), to.end());
+    mine.ranks.insert(
+        std::lower_bound(mine.ranks.begin(), mine.ranks.end(), rank()), rank());
+  }
+  if (absl::Status s = OrAbort(status); !s.ok()) return s;
+  const std::vector<int32_t> receivers(to.begin(), to.end());
+  const std::vector<int32_t> senders(roots.begin(), roots.end());
+  const absl::StatusOr<std::vector<std::string>> given = control_.Exchange(
+      StructBytes(mine), receivers, senders, kMakingId, deadline_);
+  if (!given.ok()) return given.status();
+  std::map<int32_t, BroadcastGroup> groups;
+  if (!to.empty()) groups[rank()] = mine;
+  for (size_t i = 0; i < senders.size() && status.ok(); ++i) {
+    absl::StatusOr<BroadcastGroup> group =
+        ReadStruct<BroadcastGroup>((*given)[i], senders[i], kMakingId);
+    status = group.status();
+    if (group.ok()) groups[senders[i]] = *std::move(group);
+  }
+  for (const auto& [root, group] : groups) {
+    if (!status.ok()) break;
+    std::shared_ptr<NcclCommunicator>& target = links.broadcasts[root];
+    target = NcclCommunicator::Unmade(*api_, group.ranks);
+    status = target->Init(group.id, rank(), deadline_, interruption_);
+  }
+  status = Agree(status, "making communicators for broadcasts");
+  if (!status.ok()) return status;
+  if (!groups.empty()) {
+    status = Touch(
+        [&](std::byte* scratch, Stream stream) {
+          absl::Status touched;
+          for (const auto& [root, communicator] : links.broadcasts) {
+            touched.Update(communicator->Broadcast(scratch, /*size_bytes=*/1,
+                                                   root, stream, deadline_,
+                                                   interruption_));
+          }
+          return touched;
+        },
+        links.unended);
+  }
+  return Agree(status, "touching the edges");
+}
+
+absl::Status NcclConnector::Touch(
+    const std::function<absl::Status(std::byte* scratch, Stream stream)>&
+        enqueue,
+    std::vector<NcclLinks::Touch>& unended) {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> scratch =
       device_.Allocate(kScratchBytes);
   if (!scratch.ok()) return scratch.status();
@@ -448,8 +536,7 @@ absl::Status NcclConnector::TouchEdges(NcclCommunicator& communicator,
   if (!stream.ok()) return stream.status();
   absl::StatusOr<std::unique_ptr<DeviceEvent>> event = device_.CreateEvent();
   if (!event.ok()) return event.status();
-  absl::Status status =
-      TouchInTurns(communicator, edges, (*scratch)->data(), (*stream)->get());
+  absl::Status status = enqueue((*scratch)->data(), (*stream)->get());
   if (status.ok()) status = (*event)->Record((*stream)->get());
   if (status.ok()) status = Await(**event);
   if (status.ok()) return status;

@@ -3,6 +3,8 @@
 #define REFIT_EXECUTOR_TRANSPORT_NCCL_CONNECTOR_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +28,8 @@ struct NcclLinks {
   // Shared with a thread that aborts them, which may not return.
   std::shared_ptr<NcclCommunicator> domain;
   std::shared_ptr<NcclCommunicator> world;
+  // By root, of the broadcasts in which this rank takes part.
+  std::map<int32_t, std::shared_ptr<NcclCommunicator>> broadcasts;
   std::unique_ptr<DeviceFence> fence;
   std::unique_ptr<MemoryUse> use;    // where there is a fence
   std::vector<std::string> notices;  // Transport::notices
@@ -65,18 +69,23 @@ class NcclConnector {
   struct Uses {
     bool domain = false;  // stages inside its host
     bool world = false;   // stages across hosts
+    bool broadcasts = false;
     bool fence = false;
 
     // Compare tells every combination of these.
-    static constexpr size_t kFlags = 3;
+    static constexpr size_t kFlags = 4;
     static_assert(size_t{1} << kFlags <= ControlPlane::kValuesMax);
 
     friend void WriteFields(const Uses& uses, PayloadWriter& writer) {
-      writer.Bool(uses.domain).Bool(uses.world).Bool(uses.fence);
+      writer.Bool(uses.domain)
+          .Bool(uses.world)
+          .Bool(uses.broadcasts)
+          .Bool(uses.fence);
     }
     friend void ReadFields(PayloadReader& reader, Uses& uses) {
       uses.domain = reader.Bool();
       uses.world = reader.Bool();
+      uses.broadcasts = reader.Bool();
       uses.fence = reader.Bool();
     }
   };
@@ -99,9 +108,12 @@ class NcclConnector {
   absl::Status CreateCommunicator(const std::vector<int32_t>& ranks,
                                   bool takes_part,
                                   std::shared_ptr<NcclCommunicator>& target);
-  absl::Status TouchEdges(NcclCommunicator& communicator,
-                          absl::Span<const Edge> edges,
-                          std::vector<NcclLinks::Touch>& unended);
+  absl::Status CreateBroadcasts(absl::Span<const Edge> edges, NcclLinks& links);
+  // `enqueue` puts what connects edges on a stream, given some bytes of the
+  // device. Returns when that has ended.
+  absl::Status Touch(const std::function<absl::Status(std::byte* scratch,
+                                                      Stream stream)>& enqueue,
+                     std::vector<NcclLinks::Touch>& unended);
   absl::Status TouchInTurns(NcclCommunicator& communicator,
                             absl::Span<const Edge> edges, std::byte* scratch,
                             Stream stream);

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -106,6 +109,11 @@ class AbortThread {
 
 }  // namespace
 
+static absl::Status NoCommunicator() {
+  return absl::FailedPreconditionError(
+      "no communicator: Connect was given no edge of this route");
+}
+
 // What work that never ends may still use is never freed.
 static void LeaveBehind(std::vector<NcclLinks::Touch> touches) {
   static std::mutex mutex;
@@ -196,11 +204,17 @@ class NcclTransport : public Transport, private Fence {
   ControlPlane& control() { return options_.meeting.control(); }
   Device& device() { return *options_.device; }
   absl::Status MakeTools();
+  absl::Status MakeAbortThreads(absl::Span<const Edge> edges);
   absl::Status EndLinks(NcclLinks& links, Deadline deadline);
   std::string AbortHangs() const;
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
   absl::StatusOr<size_t> AddEnqueued(const ExchangeRound& round);
   absl::Status Issue(const ExchangeRound& round, Stream stream);
+  absl::Status IssueGroup(const ExchangeRound& round,
+                          absl::Span<const Operation> operations,
+                          Stream stream);
+  absl::Status IssueBroadcasts(absl::Span<const Operation> operations,
+                               Stream stream);
   void SetCapturesGroup(bool captures);
   void AwaitCapturedGroup();
   absl::Status Outcome(const absl::Status& status) {
@@ -213,6 +227,7 @@ class NcclTransport : public Transport, private Fence {
   absl::Status Settled(const absl::Status& status);
   absl::StatusOr<bool> Probe(bool is_enqueued);
   absl::Status StopWork(bool is_enqueued);
+  bool BeginAborts(const NcclLinks& links);
   bool AwaitAborts(Deadline deadline);
   absl::Status AsyncError();
   std::string Unfinished();
@@ -224,9 +239,12 @@ class NcclTransport : public Transport, private Fence {
   // while a refit is under way, by the supervisor's.
   NcclLinks links_;
   bool has_tools_ = false;
-  std::unique_ptr<AbortThread> domain_abort_;
-  std::unique_ptr<AbortThread> world_abort_;
+  std::vector<std::unique_ptr<AbortThread>> aborts_;  // one a communicator
   std::unique_ptr<DeviceEvent> ended_;
+  // What is broadcast in a round goes beside what else goes in it.
+  std::unique_ptr<DeviceStream> broadcast_stream_;
+  std::unique_ptr<DeviceEvent> before_broadcasts_;
+  std::unique_ptr<DeviceEvent> broadcast_;
   std::function<void()> on_break_;
 
   bool is_captured_ = false;  // the rank's thread: the refit that began last
@@ -321,13 +339,11 @@ absl::Status NcclTransport::StopWork(bool is_enqueued) {
   if (links_.fence != nullptr) links_.fence->Abort();
   if (links_.use != nullptr) links_.use->Revoke();
   AwaitCapturedGroup();
-  // Both at once: an abort waits for the kernels of its communicator, which may
-  // stand behind the other's, on one stream or in one graph.
-  if (links_.domain != nullptr) domain_abort_->Begin(links_.domain);
-  if (links_.world != nullptr) world_abort_->Begin(links_.world);
+  // All at once: an abort waits for the kernels of its communicator, which may
+  // stand behind another's, on one stream or in one graph.
+  const bool aborts = BeginAborts(links_);
   // An abort waits for graphs too: they are dropped once their kernels have
   // ended, or seem never to.
-  const bool aborts = links_.domain != nullptr || links_.world != nullptr;
   const bool uses = IsUsing();
   if (is_enqueued && (aborts || uses)) AwaitEnded();
   // Else AwaitEnqueued does, when the rank's thread enqueues nothing more.
@@ -346,18 +362,33 @@ std::string NcclTransport::AbortHangs() const {
 }
 
 bool NcclTransport::AwaitAborts(Deadline deadline) {
-  const bool domain = domain_abort_->Await(deadline);
-  return world_abort_->Await(deadline) && domain;
+  bool are_over = true;
+  for (const std::unique_ptr<AbortThread>& abort : aborts_) {
+    are_over &= abort->Await(deadline);
+  }
+  return are_over;
+}
+
+// Whether there was anything to abort.
+bool NcclTransport::BeginAborts(const NcclLinks& links) {
+  size_t next = 0;
+  const auto begin = [&](const std::shared_ptr<NcclCommunicator>& of) {
+    if (of != nullptr) aborts_[next++]->Begin(of);
+  };
+  begin(links.domain);
+  begin(links.world);
+  for (const auto& [root, communicator] : links.broadcasts) begin(communicator);
+  return next > 0;
 }
 
 absl::Status NcclTransport::AsyncError() {
-  for (NcclCommunicator* communicator :
-       {links_.domain.get(), links_.world.get()}) {
-    if (communicator == nullptr) continue;
-    absl::Status status = communicator->AsyncError();
-    if (!status.ok()) return status;
+  absl::Status status;
+  if (links_.domain != nullptr) status.Update(links_.domain->AsyncError());
+  if (links_.world != nullptr) status.Update(links_.world->AsyncError());
+  for (const auto& [root, communicator] : links_.broadcasts) {
+    status.Update(communicator->AsyncError());
   }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::StatusOr<bool> NcclTransport::Probe(bool is_enqueued) {
@@ -399,19 +430,39 @@ absl::Status NcclTransport::MakeTools() {
     status.Update(made.status());
   };
   status.Update(supervisor_.Start());
-  make(domain_abort_, AbortThread::Start(device()));
-  make(world_abort_, AbortThread::Start(device()));
   make(ended_, device().CreatePolledEvent());
+  make(broadcast_stream_, device().CreateStream());
+  make(before_broadcasts_, device().CreateEvent());
+  make(broadcast_, device().CreateEvent());
   status.Update(enqueued_.CreateProgress(device()));
   has_tools_ = status.ok();
   return status;
 }
 
+// For the domain, the world and each rank that broadcasts to this one, or is
+// it.
+absl::Status NcclTransport::MakeAbortThreads(absl::Span<const Edge> edges) {
+  std::set<int32_t> roots;
+  for (const Edge& edge : edges) {
+    if (!edge.broadcasts) continue;
+    roots.insert(edge.kind == fb::MessageKind::kSend ? rank() : edge.peer);
+  }
+  while (aborts_.size() < 2 + roots.size()) {
+    absl::StatusOr<std::unique_ptr<AbortThread>> made =
+        AbortThread::Start(device());
+    if (!made.ok()) return made.status();
+    aborts_.push_back(*std::move(made));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
                                       Deadline deadline) {
-  if (absl::Status status = MakeTools(); !status.ok()) {
-    control().Abort(status);
-    return status;
+  absl::Status made = MakeTools();
+  if (made.ok()) made = MakeAbortThreads(edges);
+  if (!made.ok()) {
+    control().Abort(made);
+    return made;
   }
   NcclConnector connector(control(), device(), options_.hosts,
                           options_.host.empty() ? ThisHost() : options_.host,
@@ -460,8 +511,7 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
 // An abort waits for graphs of the caller's that hold a refit.
 absl::Status NcclTransport::EndLinks(NcclLinks& links, Deadline deadline) {
   if (!has_tools_) return absl::OkStatus();
-  if (links.domain != nullptr) domain_abort_->Begin(links.domain);
-  if (links.world != nullptr) world_abort_->Begin(links.world);
+  BeginAborts(links);
   if (!AwaitAborts(deadline)) {
     return absl::DeadlineExceededError(
         "ncclCommAbort of the last connections has not returned, which it does "
@@ -470,6 +520,7 @@ absl::Status NcclTransport::EndLinks(NcclLinks& links, Deadline deadline) {
   }
   links.domain.reset();
   links.world.reset();
+  links.broadcasts.clear();
   return absl::OkStatus();
 }
 
@@ -511,27 +562,72 @@ absl::Status NcclTransport::Exchange(const ExchangeRound& round,
 }
 
 absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
-  NcclCommunicator* const communicator =
-      (round.route == fb::Route::kNetwork ? links_.world : links_.domain).get();
-  if (communicator == nullptr) {
-    return absl::FailedPreconditionError(
-        "no communicator: Connect was given no edge of this route");
-  }
   absl::Status status = device().MakeCurrent();
   if (!status.ok()) return status;
+  absl::Span<const Operation> others = round.operations;
+  std::vector<Operation> not_broadcast;
+  const bool broadcasts =
+      std::any_of(others.begin(), others.end(),
+                  [](const Operation& of) { return of.broadcast != 0; });
+  if (broadcasts) {
+    std::copy_if(others.begin(), others.end(),
+                 std::back_inserter(not_broadcast),
+                 [](const Operation& of) { return of.broadcast == 0; });
+    others = not_broadcast;
+  }
   // Before failures are looked for: after one, AwaitCapturedGroup sees this.
   if (is_captured_) SetCapturesGroup(true);
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
   status = entry.status();
-  if (status.ok()) {
-    status = communicator->Exchange(
-        round.operations, stream, deadline_,
-        [this] { return supervisor_.failure(); },
-        is_captured_ ? kStopTime : std::chrono::seconds(0));
+  // All ranks enqueue in this order, whatever they have of it.
+  if (status.ok() && broadcasts) status = before_broadcasts_->Record(stream);
+  if (status.ok() && !others.empty()) {
+    status = IssueGroup(round, others, stream);
+  }
+  if (status.ok() && broadcasts) {
+    status = IssueBroadcasts(round.operations, stream);
   }
   if (is_captured_) SetCapturesGroup(false);
   if (!status.ok()) return status;
   return enqueued_.MarkEnd(*entry, stream);
+}
+
+absl::Status NcclTransport::IssueGroup(const ExchangeRound& round,
+                                       absl::Span<const Operation> operations,
+                                       Stream stream) {
+  NcclCommunicator* const communicator =
+      (round.route == fb::Route::kNetwork ? links_.world : links_.domain).get();
+  if (communicator == nullptr) return NoCommunicator();
+  return communicator->Exchange(
+      operations, stream, deadline_, [this] { return supervisor_.failure(); },
+      is_captured_ ? kStopTime : std::chrono::seconds(0));
+}
+
+// Those of `operations`, by root and number. On a stream of their own, because
+// the round's group may move as much inside the host meanwhile.
+absl::Status NcclTransport::IssueBroadcasts(
+    absl::Span<const Operation> operations, Stream stream) {
+  std::map<std::pair<int32_t, uint8_t>, const Operation*> by_root;
+  for (const Operation& operation : operations) {
+    if (operation.broadcast == 0) continue;
+    const bool sends = operation.kind == fb::MessageKind::kSend;
+    by_root.try_emplace({sends ? rank() : operation.peer, operation.broadcast},
+                        &operation);
+  }
+  const Stream beside = broadcast_stream_->get();
+  absl::Status status = before_broadcasts_->Await(beside);
+  for (const auto& [number, operation] : by_root) {
+    if (!status.ok()) return status;
+    const auto found = links_.broadcasts.find(number.first);
+    if (found == links_.broadcasts.end()) return NoCommunicator();
+    status = found->second->Broadcast(
+        operation->data, operation->size_bytes, number.first, beside, deadline_,
+        [this] { return supervisor_.failure(); },
+        is_captured_ ? kStopTime : std::chrono::seconds(0));
+  }
+  if (status.ok()) status = broadcast_->Record(beside);
+  if (status.ok()) status = broadcast_->Await(stream);
+  return status;
 }
 
 void NcclTransport::SetCapturesGroup(bool captures) {

@@ -132,6 +132,7 @@ MessageFacts PlanFacts::FactsOf(uint32_t rank, uint32_t position) {
       .payload_bytes = is_send ? payloads_.Bytes(rank, position) : 0,
       .staging_offset = message.staging_offset(),
       .fed_by_round = fed_by == nullptr ? -1 : int64_t{fed_by->round()},
+      .broadcast = message.broadcast(),
       .content = {},
       .packing = {}};
   for (const CopyPart& part : Parts(program, message.copies())) {

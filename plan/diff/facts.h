@@ -66,6 +66,7 @@ struct MessageFacts {
   uint64_t payload_bytes = 0;  // of a send; 0 of a receive
   uint64_t staging_offset = 0;
   int64_t fed_by_round = -1;  // of a relay, in plans that say so
+  uint32_t broadcast = 0;     // its number; 0: it is none
   Residue content;            // which elements of which tensors
   Residue packing;            // which of them at which byte
 };

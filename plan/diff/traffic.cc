@@ -134,6 +134,7 @@ struct Way {
   fb::Route route = fb::Route::kUnspecified;
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
   bool is_dealt = false;  // inside a host, in a round of the network
+  bool is_broadcast = false;
 
   friend auto operator<=>(const Way&, const Way&) = default;
 };
@@ -154,7 +155,7 @@ PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
     const bool is_dealt =
         IsDealt(body, message.round, message.src, message.dst);
     totals.ways.insert({is_dealt ? fb::Route::kPeer : round.route(),
-                        round.mechanism(), is_dealt});
+                        round.mechanism(), is_dealt, message.broadcast != 0});
     totals.payload_bytes += message.payload_bytes;
     if (message.kind == fb::MessageKind::kSend) {
       totals.sends += 1;
@@ -169,9 +170,9 @@ PairTotals TotalsOf(const fb::Body& body, MessageSpan messages) {
 std::string WaysText(const std::set<Way>& ways) {
   std::string text;
   for (const Way& way : ways) {
-    absl::StrAppend(&text, text.empty() ? "" : "+",
-                    RouteText(way.route, way.mechanism),
-                    way.is_dealt ? " dealt" : "");
+    absl::StrAppend(
+        &text, text.empty() ? "" : "+", RouteText(way.route, way.mechanism),
+        way.is_dealt ? " dealt" : "", way.is_broadcast ? " broadcast" : "");
   }
   return text;
 }
@@ -194,7 +195,8 @@ std::vector<Value> Sorted(MessageSpan messages,
 
 using Bucket = std::tuple<fb::MessageKind, Residue, uint64_t>;
 using Packed = std::pair<Bucket, Residue>;
-using Timed = std::pair<Bucket, uint32_t>;
+// With its round, and its number among the broadcasts of its sender in it.
+using Timed = std::pair<Bucket, std::pair<uint32_t, uint32_t>>;
 using Fed = std::pair<Timed, int64_t>;
 using Placed = std::pair<Timed, uint64_t>;
 
@@ -205,7 +207,7 @@ Packed PackedOf(const MessageFacts& message) {
   return {BucketOf(message), message.packing};
 }
 Timed TimedOf(const MessageFacts& message) {
-  return {BucketOf(message), message.round};
+  return {BucketOf(message), {message.round, message.broadcast}};
 }
 Fed FedOf(const MessageFacts& message) {
   return {TimedOf(message), message.fed_by_round};

@@ -15,9 +15,11 @@
 //                      CheckWindows (no byte of scratch with two owners),
 //                      DataProof::CheckWindow and ::CheckOneWindow (scratch is
 //                      addressed in its rounds only)
-//   4 matched messages MatchMessages, CheckLimits (order). Rounds are issued
-//                      in order, one group or one set of direct stores each;
-//                      what a relay sends is there before the round, so that
+//   4 matched messages MatchMessages, CheckLimits (order), CheckBroadcasts.
+//                      Rounds are issued in order, one group or one set of
+//                      direct stores each, and then the broadcasts of the
+//                      round by root: an order that all ranks have in common.
+//                      What a relay sends is there before the round, so that
 //                      it waits for earlier rounds alone: nothing closes a
 //                      cycle.
 //   5 round limits     CheckLimits
@@ -130,6 +132,7 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
   CheckDeclarations(body, violations);
   proof::CheckNames(body, violations);
   proof::CheckSourceDTypes(body, steps, violations);
+  proof::CheckBroadcasts(plan.messages(), violations);
   proof::CheckLimits(plan.messages(), violations);
   proof::CheckStaging(plan.messages(), violations);
   proof::CheckWindows(body, violations);

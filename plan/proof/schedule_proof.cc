@@ -1,12 +1,16 @@
 #include "plan/proof/schedule_proof.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/enum_text.h"
 #include "plan/group_limit.h"
@@ -17,6 +21,10 @@ namespace {
 
 bool IsDirect(const fb::Body& body, uint32_t round) {
   return body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
+}
+
+std::string BroadcastText(uint32_t number) {
+  return number == 0 ? "no broadcast" : absl::StrCat("broadcast ", number);
 }
 
 // A message that a rank sends. `position` is in the list of its source.
@@ -215,6 +223,16 @@ class Matcher {
                                received, send.source, sent);
       });
     }
+    const uint32_t broadcast =
+        messages_[destination]->Get(position)->broadcast();
+    if (broadcast != message.broadcast()) {
+      violations_.Report(site, Invariant::kMatchedMessages, [&] {
+        return absl::StrFormat(
+            "receives from rank %d what is %s, and is %s where it is sent",
+            send.source, BroadcastText(broadcast),
+            BroadcastText(message.broadcast()));
+      });
+    }
     const fb::Round& round = *rounds_.Get(send.round);
     const bool is_direct = round.mechanism() == fb::Mechanism::kDirect;
     const fb::Route wanted = RouteBetween(send.source, destination);
@@ -285,6 +303,68 @@ void CheckNetworkPeers(const fb::Body& body, Violations& violations) {
   }
 }
 
+void CheckBroadcasts(const MessageLists& messages, Violations& violations) {
+  const fb::Body& body = messages.body();
+  for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
+    const fb::RankProgram& program = *body.programs()->Get(rank);
+    if (ArePacked(program)) continue;  // these have none
+    // By round and number: the sends of a broadcast.
+    absl::btree_map<std::pair<uint32_t, uint32_t>,
+                    std::vector<const fb::Message*>>
+        broadcasts;
+    for (const fb::Message* message : messages.Of(program)) {
+      if (message->broadcast() == 0 ||
+          message->kind() != fb::MessageKind::kSend) {
+        continue;
+      }
+      broadcasts[{message->round(), message->broadcast()}].push_back(message);
+    }
+    std::vector<uint32_t> to;  // of the first
+    for (const auto& [key, sends] : broadcasts) {
+      const Site site = {.rank = rank, .round = key.first};
+      const fb::Message& first = *sends.front();
+      std::vector<uint32_t> peers;
+      for (const fb::Message* send : sends) {
+        peers.push_back(PeerOf(body, program, *send));
+        if (send->copies() == first.copies() &&
+            send->staging_offset() == first.staging_offset() &&
+            send->size_bytes() == first.size_bytes()) {
+          continue;
+        }
+        violations.Report(site, Invariant::kMatchedMessages, [&] {
+          return absl::StrFormat(
+              "broadcasts %d bytes at %d of copies %d to rank %d and %d bytes "
+              "at %d of copies %d to rank %d",
+              first.size_bytes(), first.staging_offset(), first.copies(),
+              PeerOf(body, program, first), send->size_bytes(),
+              send->staging_offset(), send->copies(), peers.back());
+        });
+      }
+      std::sort(peers.begin(), peers.end());
+      if (to.empty()) to = peers;
+      const auto twice = std::adjacent_find(peers.begin(), peers.end());
+      if (twice != peers.end()) {
+        violations.Report(site, Invariant::kMatchedMessages, [&] {
+          return absl::StrFormat("broadcasts a message twice to rank %d",
+                                 *twice);
+        });
+      } else if (peers != to) {
+        violations.Report(site, Invariant::kMatchedMessages, [&] {
+          std::vector<uint32_t> differ;
+          std::set_symmetric_difference(peers.begin(), peers.end(), to.begin(),
+                                        to.end(), std::back_inserter(differ));
+          const bool more =
+              std::binary_search(peers.begin(), peers.end(), differ.front());
+          return absl::StrFormat(
+              more ? "broadcasts to rank %d too, unlike in its first broadcast"
+                   : "broadcasts, but not to rank %d as in its first broadcast",
+              differ.front());
+        });
+      }
+    }
+  }
+}
+
 void CheckLimits(const MessageLists& messages, Violations& violations) {
   const fb::Body& body = messages.body();
   const fb::Limits& limits = *body.limits();
@@ -311,7 +391,8 @@ void CheckLimits(const MessageLists& messages, Violations& violations) {
     if (!checked.insert(&of_program).second) continue;
     const fb::Message* last = nullptr;
     uint64_t operations = 0;
-    for (const fb::Message* message : of_program) {
+    for (uint32_t i = 0; i < of_program.size(); ++i) {
+      const fb::Message* message = of_program.Get(i);
       const Site site = {.rank = rank, .round = message->round()};
       const auto order = [&](const fb::Message& m) {
         return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
@@ -326,9 +407,8 @@ void CheckLimits(const MessageLists& messages, Violations& violations) {
               last->round());
         });
       }
-      operations = last != nullptr && last->round() == message->round()
-                       ? operations + 1
-                       : 1;
+      if (last == nullptr || last->round() != message->round()) operations = 0;
+      if (!IsPackedBefore(of_program, i)) ++operations;
       const bool direct = IsDirect(body, message->round());
       if (!direct && operations > operations_max) {
         violations.Report(site, Invariant::kRoundLimits, [&] {
@@ -406,7 +486,8 @@ std::vector<const fb::Message*> OwnersOf(const fb::Body& body, uint32_t rank,
                                          const MessageVector& of_rank,
                                          Violations& violations) {
   std::vector<const fb::Message*> messages;
-  for (const fb::Message* message : of_rank) {
+  for (uint32_t i = 0; i < of_rank.size(); ++i) {
+    const fb::Message* message = of_rank.Get(i);
     if (IsDirect(body, message->round())) continue;
     if (message->staging_offset() % kStagingAlignmentBytes != 0) {
       violations.Report(
@@ -419,7 +500,9 @@ std::vector<const fb::Message*> OwnersOf(const fb::Body& body, uint32_t rank,
     const bool is_held = rank >= body.source_ranks() &&
                          message->kind() == fb::MessageKind::kSend &&
                          IsHeld(body, *message);
-    if (message->size_bytes() > 0 && !is_held) messages.push_back(message);
+    if (message->size_bytes() > 0 && !is_held && !IsPackedBefore(of_rank, i)) {
+      messages.push_back(message);
+    }
   }
   const auto by_round = [](const fb::Message* a, const fb::Message* b) {
     return a->round() < b->round();

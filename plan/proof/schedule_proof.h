@@ -18,6 +18,10 @@ using Partners = std::vector<std::vector<int32_t>>;
 // round and in order, with equal sizes; the round's route is that of the pair.
 Partners MatchMessages(const MessageLists& messages, Violations& violations);
 
+// Invariant 4: what a rank broadcasts in a round is one message, to the same
+// ranks in all rounds.
+void CheckBroadcasts(const MessageLists& messages, Violations& violations);
+
 // Invariant 4: each program is in the order of its rounds.
 // Invariant 5: operations, message sizes and staging are within the limits.
 void CheckLimits(const MessageLists& messages, Violations& violations);

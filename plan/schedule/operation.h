@@ -15,6 +15,7 @@ struct Edge {
   fb::MessageKind kind = fb::MessageKind::kSend;
   fb::Route route = fb::Route::kUnspecified;
   fb::Mechanism mechanism = fb::Mechanism::kStaged;
+  bool broadcasts = false;  // of operations that are parts of broadcasts
 };
 
 // One send or receive of a staged round.
@@ -23,6 +24,10 @@ struct Operation {
   int32_t peer = 0;
   std::byte* data = nullptr;
   uint64_t size_bytes = 0;
+  // n: a part of the n-th broadcast of its sender in the round, to all ranks to
+  // which it has such a send, with the same data. A transport without
+  // broadcasts may take it for a send or receive of its own. 0: of none.
+  uint8_t broadcast = 0;
 };
 
 }  // namespace refit

@@ -213,8 +213,10 @@ void RankSchedule::AddOperation(const fb::Body& body,
                                         : work.unpack_batch;
   if (!batch.has_value() && (direct || copies)) batch = batches_++;
   ++work.operations_count;
-  operations_.push_back(
-      {.kind = message.kind(), .peer = peer, .size_bytes = size_bytes});
+  operations_.push_back({.kind = message.kind(),
+                         .peer = peer,
+                         .size_bytes = size_bytes,
+                         .broadcast = message.broadcast()});
   parts_.push_back(part);
 }
 
@@ -260,13 +262,16 @@ std::vector<Edge> RankSchedule::Edges() const {
       edges.push_back({.peer = operation.peer,
                        .kind = operation.kind,
                        .route = work.route,
-                       .mechanism = work.mechanism});
+                       .mechanism = work.mechanism,
+                       .broadcasts = operation.broadcast != 0});
     }
   }
-  SortDistinct(edges, [](const Edge& a, const Edge& b) {
-    return std::tie(a.peer, a.kind, a.route, a.mechanism) <
-           std::tie(b.peer, b.kind, b.route, b.mechanism);
-  });
+  const auto key = [](const Edge& edge) {
+    return std::tie(edge.peer, edge.kind, edge.route, edge.mechanism,
+                    edge.broadcasts);
+  };
+  SortDistinct(edges,
+               [&](const Edge& a, const Edge& b) { return key(a) < key(b); });
   return edges;
 }
 

@@ -551,7 +551,10 @@ class RoundCopiesBuilder {
         continue;
       }
       operation.data = staging_ + part.staging_offset;
-      if (boxes->empty()) continue;
+      if (boxes->empty() ||
+          IsPackedBefore(plan_.messages().Of(program_), part.message)) {
+        continue;
+      }
       const bool send = operation.kind == fb::MessageKind::kSend;
       AddStagedCopies(
           *boxes, part.staging_offset, send,

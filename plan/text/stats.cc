@@ -25,8 +25,9 @@ Totals TotalsOf(const PlanFile& plan) {
     const MessageVector& messages = plan.messages().Of(rank);
     for (uint32_t position = 0; position < messages.size(); ++position) {
       const fb::Message* message = messages.Get(position);
-      operations = message->round() == round ? operations + 1 : 1;
+      if (message->round() != round) operations = 0;
       round = message->round();
+      if (!IsPackedBefore(messages, position)) ++operations;
       const bool direct =
           body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
       if (!direct && operations > totals.most_operations) {

@@ -281,12 +281,15 @@ void TextPrinter::PrintProgram(const PlanView::Program& shown) {
     const bool deals =
         relays && IsDealt(body_, message.round(),
                           static_cast<uint32_t>(shown.rank), peer);
-    absl::StrAppend(&text_, "  round ", message.round(),
-                    message.kind() == fb::MessageKind::kRecv ? " recv <- "
-                    : deals                                  ? " deal -> "
-                    : relays                                 ? " relay -> "
-                                                             : " send -> ",
-                    peer, " ");
+    absl::StrAppend(
+        &text_, "  round ", message.round(),
+        message.kind() == fb::MessageKind::kRecv
+            ? message.broadcast() != 0 ? " recv broadcast <- " : " recv <- "
+        : message.broadcast() != 0 ? " broadcast -> "
+        : deals                    ? " deal -> "
+        : relays                   ? " relay -> "
+                                   : " send -> ",
+        peer, " ");
     absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
                     message.staging_offset(), " copies c", message.copies());
     if (const fb::Message* fed_by =

@@ -346,6 +346,7 @@ void PlanJsonPrinter::PrintPrograms() {
                   peer)) {
         Bool("deals", true);
       }
+      if (message.broadcast() != 0) Number("broadcast", message.broadcast());
       Number("size_bytes", message.size_bytes());
       Number("staging_offset", message.staging_offset());
       Number("copies", message.copies());

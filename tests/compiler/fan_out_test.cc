@@ -17,7 +17,7 @@ namespace {
 // Links so slow that a few kilobytes are worth relaying.
 std::string SlowLinks(const std::string &more = "") {
   return R"(, "topology": {"peer_gigabytes_per_second": 0.1, )"
-         R"("network_gigabytes_per_second": 0.01)" +
+         R"("transport": "ucx", "network_gigabytes_per_second": 0.01)" +
          more + "}";
 }
 

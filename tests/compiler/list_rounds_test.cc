@@ -47,7 +47,9 @@ Message NetworkMessage(int32_t source, int32_t destination, int64_t bytes) {
 int32_t Place(Module& module) {
   std::vector<Message*> messages;
   for (Message& message : module.messages) {
-    if (!message.is_held) messages.push_back(&message);
+    if (!message.is_held && !message.is_sent_with_other()) {
+      messages.push_back(&message);
+    }
   }
   RoundLoads loads(module, /*turns=*/1);
   PlaceStaged(module, messages, /*first_round=*/0, /*ends=*/true, loads);
@@ -103,6 +105,8 @@ Module RandomModule(std::mt19937& random) {
   }
   const bool routed = draw(0, 1) == 1;
   const bool relays = draw(0, 1) == 1;
+  const bool broadcasts = routed && !relays && draw(0, 1) == 1;
+  module.stats.held_rounds = kHeldRounds;
   const auto deal = [&](size_t number) {
     const Message message = module.messages[number];
     const int32_t receiver = static_cast<int32_t>(message.destination);
@@ -131,6 +135,22 @@ Module RandomModule(std::mt19937& random) {
     message.is_routed = routed;
     size_t fed = module.messages.size();
     module.messages.push_back(message);
+    if (broadcasts) {
+      // To the same rank of each host.
+      message.broadcast_first = static_cast<int32_t>(fed);
+      for (int32_t host = 0; host < hosts; ++host) {
+        message.destination =
+            RankOf(sources + (root + host * of_host) % (hosts * of_host));
+        if (host > 0) module.messages.push_back(message);
+      }
+      module.messages[fed].broadcast_first = static_cast<int32_t>(fed);
+      module.messages[fed].broadcast_others = hosts - 1;
+      module.messages[fed].broadcast_stride = 1;
+      for (int32_t host = 0; host < hosts; ++host) {
+        deal(fed + static_cast<size_t>(host));
+      }
+      continue;
+    }
     if (routed) deal(fed);
     if (!relays) continue;
     for (int32_t host = 1; host < draw(1, hosts); ++host) {
@@ -173,9 +193,15 @@ TEST(ListRoundsTest, RandomMessagesComeBehindWhatFeedsThemAndHaveRoom) {
           EXPECT_GE(later, kRelayRounds);
         }
       }
-      Taken& source = taken[{message.source, message.round}];
-      if (!message.is_held) source.bytes += AlignStaging(message.size_bytes);
-      ++source.operations;
+      if (message.is_broadcast()) {
+        const size_t first = static_cast<size_t>(message.broadcast_first);
+        EXPECT_EQ(message.round, module.messages[first].round);
+      }
+      if (!message.is_sent_with_other()) {
+        Taken& source = taken[{message.source, message.round}];
+        if (!message.is_held) source.bytes += AlignStaging(message.size_bytes);
+        ++source.operations;
+      }
       Taken& destination = taken[{message.destination, message.round}];
       destination.bytes += AlignStaging(message.size_bytes);
       ++destination.operations;

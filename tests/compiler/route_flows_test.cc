@@ -118,7 +118,7 @@ TEST(RouteFlowsTest, TreesReachAllAndNobodySendsMoreThanItsShare) {
                  << " hosts of " << members);
     Module module = ModuleOf(sources, near, hosts, members);
     RouteModule(module);
-    if (!module.stats.routes_between_hosts) continue;
+    if (!module.stats.routes_between_hosts()) continue;
     const Traffic traffic = TrafficOf(module);
     const auto share = static_cast<double>(kBytes) / members;
     for (int32_t rank = sources; rank < module.world_size(); ++rank) {
@@ -178,7 +178,7 @@ TEST(RouteFlowsTest, BucketsAreNoLargerThanARoundOfStaging) {
   Module module = ModuleOf(1, 0, 4, 1);
   module.limits.slots = 3;
   RouteModule(module);
-  EXPECT_TRUE(module.stats.routes_between_hosts);
+  EXPECT_TRUE(module.stats.routes_between_hosts());
   EXPECT_LE(module.limits.bucket_bytes * (3 + kHeldRounds),
             module.limits.staging_bytes);
 }
@@ -195,7 +195,7 @@ TEST(RouteFlowsTest, SourcesOfLittleFeedAllThemselves) {
   // So slow to start, beside its bytes, is a message here.
   module.topology.network_bytes_per_second = 50e12;
   RouteModule(module);
-  EXPECT_FALSE(module.stats.routes_between_hosts);
+  EXPECT_FALSE(module.stats.routes_between_hosts());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Whole refits over NcclTransport: every element is right, and NCCL is used as
 // it wants to be used.
+#include <algorithm>
 #include <atomic>
 #include <set>
 
@@ -136,6 +137,37 @@ TEST_F(NcclRefitTest, HostsAreReachedThroughTheWorldsCommunicator) {
   ExpectRefits(plan);
 }
 
+bool Broadcasts(const PlanFile& plan) {
+  return (plan.plan().required_features() & kFeatureBroadcasts) != 0;
+}
+
+TEST_F(NcclRefitTest, OneRankBroadcastsToOneRankOfEachHost) {
+  const PlanFile plan = HostsPlan("0, 1, 2, 3, 4, 5", kSmallBuckets);
+  ASSERT_TRUE(Broadcasts(plan));
+  ExpectRefits(plan);
+}
+
+TEST_F(NcclRefitTest, WhatIsBroadcastIsDealtOutInsideHosts) {
+  const PlanFile plan = HostsPlan("0, 1, 1, 1, 2, 2", kSmallBuckets);
+  ASSERT_TRUE(Broadcasts(plan));
+  EXPECT_NE(plan.plan().required_features() & kFeatureDealing, 0u);
+  ExpectRefits(plan);
+}
+
+// A destination rank shares the source's host, and broadcasts what it got.
+TEST_F(NcclRefitTest, ReceiversOfTheSourcesHostBroadcastToo) {
+  const PlanFile plan = HostsPlan("0, 0, 1, 1, 2, 2", kSmallBuckets);
+  ASSERT_TRUE(Broadcasts(plan));
+  const fb::RankProgram& receiver = *plan.body().programs()->Get(1);
+  EXPECT_TRUE(std::any_of(receiver.messages()->begin(),
+                          receiver.messages()->end(),
+                          [](const fb::Message* message) {
+                            return message->broadcast() != 0 &&
+                                   message->kind() == fb::MessageKind::kSend;
+                          }));
+  ExpectRefits(plan);
+}
+
 TEST_F(NcclRefitTest, RoutesOfBothKindsUseOneCommunicatorAtATime) {
   const PlanFile plan = CompiledPlan(
       ReshardJob(4, 4, std::string(kStaged) + kSmallBuckets,
@@ -241,8 +273,9 @@ TEST_F(NcclRefitTest, HostsRelayWhatTheNetworkBrought) {
 // A relay inside a host packs what it has unpacked, in staging that it has used
 // before; between hosts it passes on what lies there.
 TEST_F(NcclRefitTest, ReplicasRelayInStages) {
-  for (const std::string_view topology : {"", R"("hosts": [0, 1, 2, 3, 4, 5],)",
-                                          R"("hosts": [0, 1, 1, 2, 2, 2],)"}) {
+  for (const std::string_view topology :
+       {"", R"("transport": "ucx", "hosts": [0, 1, 2, 3, 4, 5],)",
+        R"("transport": "ucx", "hosts": [0, 1, 1, 2, 2, 2],)"}) {
     SCOPED_TRACE(topology);
     fake_nccl_reset();
     const PlanFile plan = ReplicasPlan(

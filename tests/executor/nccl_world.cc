@@ -66,7 +66,7 @@ PlanFile CompiledPlan(const std::string& job, const std::string& config,
 }
 
 PlanFile HostsPlan(std::string_view hosts, std::string_view options,
-                   int32_t slots) {
+                   int32_t slots, std::string_view transport) {
   return CompiledPlan(absl::StrFormat(
                           R"({
     "model": {"parameters": [
@@ -76,11 +76,11 @@ PlanFile HostsPlan(std::string_view hosts, std::string_view options,
       "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
     "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 5}}},
       "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-    "topology": {"hosts": [%s],
+    "topology": {"hosts": [%s], "transport": "%s",
       "peer_gigabytes_per_second": 0.1,
       "network_gigabytes_per_second": 0.01},
     "options": {%s}})",
-                          hosts, options),
+                          hosts, transport, options),
                       "", [&](Limits& limits) { limits.slots = slots; });
 }
 

@@ -38,7 +38,8 @@ PlanFile WindowsPlan(const std::string& options);
 // One rank feeds five replicas, by slow links, in small buckets. `hosts`: of
 // the six ranks.
 PlanFile HostsPlan(std::string_view hosts, std::string_view options,
-                   int32_t slots = kStagingSlots);
+                   int32_t slots = kStagingSlots,
+                   std::string_view transport = "nccl");
 
 // A job that cuts two parameters by rows over `sources` ranks, and by columns
 // and rows over `destinations` ranks. `more` are further keys of the job.

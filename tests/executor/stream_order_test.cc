@@ -34,17 +34,21 @@ TEST(StreamOrderTest, StagedRelaysPackWhatWasUnpacked) {
   for (const std::string_view hosts :
        {"0, 0, 0, 0, 0, 0", "0, 1, 2, 3, 4, 5", "0, 1, 1, 2, 2, 3"}) {
     for (const int slots : {1, 2, 3}) {
-      SCOPED_TRACE(absl::StrFormat("hosts %s, %d slots", hosts, slots));
-      const PlanFile plan = HostsPlan(
-          hosts,
-          absl::StrFormat(
-              R"("peer": "staged", "bucket_bytes": 4096, "staging_bytes": %d)",
-              32768 * slots),
-          slots);
-      ASSERT_NE(plan.plan().required_features() &
-                    (kFeatureStagedRelays | kFeatureDealing),
-                0u);
-      ExpectRefits(plan);
+      for (const std::string_view transport : {"nccl", "ucx"}) {
+        SCOPED_TRACE(
+            absl::StrFormat("hosts %s, %d slots, %s", hosts, slots, transport));
+        const PlanFile plan = HostsPlan(
+            hosts,
+            absl::StrFormat(
+                R"("peer": "staged", "bucket_bytes": 4096, "staging_bytes": %d)",
+                32768 * slots),
+            slots, transport);
+        ASSERT_NE(
+            plan.plan().required_features() &
+                (kFeatureStagedRelays | kFeatureDealing | kFeatureBroadcasts),
+            0u);
+        ExpectRefits(plan);
+      }
     }
   }
 }

@@ -804,10 +804,10 @@ TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
 
 TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {
   const absl::Status status =
-      Load(Wrap(SampleBody(), {.required_features = 1 << 10}));
+      Load(Wrap(SampleBody(), {.required_features = 1 << 11}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "required feature bit 10 is unknown to this build");
+            "required feature bit 11 is unknown to this build");
 }
 
 TEST(PlanLoaderTest, AbsentDigestsAreRefused) {

@@ -767,6 +767,111 @@ TEST(ProofTest, ProgramsThatAreSharedAreProvedForEachRank) {
             "right element)");
 }
 
+// The message as part `number` of the broadcasts of its sender.
+fb::Message Broadcast(const fb::Message& message, uint8_t number = 1) {
+  return fb::Message(message.round(), message.peer(), message.copies(),
+                     message.kind(), number, 0, message.staging_offset(),
+                     message.size_bytes());
+}
+
+// Rank 0 broadcasts the halves of a tensor, one in each round, to the ranks 1
+// to 3. Every rank has a host of its own.
+PlanSpec BroadcastSpec() {
+  PlanSpec spec;
+  spec.source_ranks = 1;
+  spec.params = {{.name = "w", .index = {}, .shape = {16}}};
+  spec.buffers = {{.name = "w",
+                   .index = {},
+                   .shape = {16},
+                   .fragments = {{.param = 0,
+                                  .lo = {0},
+                                  .extent = {16},
+                                  .offset = 0,
+                                  .stride = {1}}},
+                   .regions = {}}};
+  spec.copy_lists = {{},
+                     {{.slot = 0, .offset = 0, .loops = {{8, 1}}}},
+                     {{.slot = 0, .offset = 8, .loops = {{8, 1}}}}};
+  spec.rounds.assign(2, fb::Route::kNetwork);
+  PlanSpec::Program root = {
+      .buffers = {0}, .messages = {}, .staging_bytes = 32};
+  for (uint32_t round = 0; round < 2; ++round) {
+    for (uint32_t rank = 1; rank < 4; ++rank) {
+      root.messages.push_back(
+          Broadcast(SendTo(rank, round, round + 1, round * 16, 16)));
+    }
+  }
+  spec.programs.push_back(root);
+  for (uint32_t rank = 1; rank < 4; ++rank) {
+    spec.programs.push_back({.buffers = {0},
+                             .messages = {Broadcast(RecvFrom(0, 0, 1, 0, 16)),
+                                          Broadcast(RecvFrom(0, 1, 2, 16, 16))},
+                             .staging_bytes = 32,
+                             .host = rank});
+  }
+  spec.bucket_bytes = 16;
+  spec.staging_bytes = 32;
+  spec.slots = 2;
+  spec.operations_per_round = 1;
+  return spec;
+}
+
+TEST(ProofTest, ABroadcastIsOneOperationFromOneRangeOfStaging) {
+  const PlanFile plan = OpenSpec(BroadcastSpec());
+  EXPECT_EQ(Prove(plan).violation, "");
+  EXPECT_EQ(plan.plan().required_features(), kFeatureBroadcasts);
+  EXPECT_EQ(plan.plan().format_version(), kFormatMajor << 16 | 13);
+}
+
+TEST(ProofTest, SendsOfOtherMessagesAreNoBroadcast) {
+  PlanSpec spec = BroadcastSpec();
+  for (size_t i = 0; i < 3; ++i) {
+    fb::Message& send = spec.programs[0].messages[i];
+    send = Broadcast(send, 0);
+  }
+  for (size_t rank = 1; rank < 4; ++rank) {
+    fb::Message& receive = spec.programs[rank].messages[0];
+    receive = Broadcast(receive, 0);
+  }
+  spec.operations_per_round = 3;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 0: staging bytes [0, 16) of the message with rank 2 "
+            "overlap those of the message with rank 1 in round 0, which are "
+            "still owed (invariant 3: in bounds)");
+}
+
+TEST(ProofTest, BothEndsSayThatAMessageIsBroadcast) {
+  PlanSpec spec = BroadcastSpec();
+  fb::Message& receive = spec.programs[2].messages[1];
+  receive = Broadcast(receive, 0);
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 2, round 1: receives from rank 0 what is no broadcast, and "
+            "is broadcast 1 where it is sent (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, ABroadcastGoesToAllThatItsSenderBroadcastsTo) {
+  PlanSpec spec = BroadcastSpec();
+  fb::Message& send = spec.programs[0].messages[5];
+  send = Broadcast(send, 0);
+  fb::Message& receive = spec.programs[3].messages[1];
+  receive = Broadcast(receive, 0);
+  spec.operations_per_round = 2;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 1: broadcasts, but not to rank 3 as in its first "
+            "broadcast (invariant 4: matched messages)");
+}
+
+TEST(ProofTest, ABroadcastIsOneMessage) {
+  PlanSpec spec = BroadcastSpec();
+  fb::Message& send = spec.programs[0].messages[4];
+  send = Broadcast(SendTo(send.peer(), send.round(), /*copies=*/1,
+                          send.staging_offset(), send.size_bytes()));
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 0, round 1: broadcasts 16 bytes at 16 of copies 2 to rank 1 "
+            "and 16 bytes at 16 of copies 1 to rank 2 (invariant 4: matched "
+            "messages)");
+}
+
 TEST(ProofTest, NetworkPeersKeepToTheirLimit) {
   PlanSpec spec = SampleSpec();
   for (size_t rank = 0; rank < 4; ++rank) spec.programs[rank].host = rank / 2;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -69,10 +70,16 @@ std::string OverfullRound(const PlanFile& plan) {
   const fb::Body& body = plan.body();
   const uint32_t limit = body.limits()->operations_per_round();
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    std::map<uint32_t, uint32_t> operations;  // by round
+    std::map<uint32_t, uint32_t> operations;             // by round
+    std::set<std::pair<uint32_t, uint32_t>> broadcasts;  // by round and number
     for (const fb::Message* message : plan.messages().Of(rank)) {
       const fb::Round& round = *body.rounds()->Get(message->round());
       if (round.mechanism() != fb::Mechanism::kStaged) continue;
+      if (message->broadcast() != 0 &&
+          message->kind() == fb::MessageKind::kSend &&
+          !broadcasts.emplace(message->round(), message->broadcast()).second) {
+        continue;
+      }
       if (++operations[message->round()] > limit) {
         return absl::StrFormat(
             "rank %d has more than %d operations in round %d", rank, limit,

@@ -384,9 +384,10 @@ TEST(PropertyTest, RanksThatAreDealtTheirBytesReceiveThemAll) {
 }
 
 // One rank or few feed those of many hosts, and perhaps of their own.
-TEST(PropertyTest, RanksFedAlongTreesReceiveEveryByte) {
+TEST(PropertyTest, RanksFedByBroadcastsOrTreesReceiveEveryByte) {
   int64_t cases = 0;
   int64_t held = 0;
+  int64_t broadcasting = 0;
   ForEachSeed(kTreeCases, [&](uint64_t seed) {
     Draw draw(seed);
     DrawnJob job;
@@ -411,20 +412,24 @@ TEST(PropertyTest, RanksFedAlongTreesReceiveEveryByte) {
     }
     const std::string schedule = absl::StrFormat(
         "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": "
-        "%g, \"network_gigabytes_per_second\": 0.02},\n"
+        "%g, \"network_gigabytes_per_second\": 0.02, \"transport\": "
+        "\"%s\"},\n"
         "\"options\": {\"peer\": \"%s\", \"bucket_bytes\": %d, "
         "\"staging_bytes\": %d, ",
         absl::StrJoin(hosts, ", "), draw.Pick<double>({0.1, 0.4, 3}),
-        draw.Chance(70) ? "direct" : "staged",
+        draw.Chance(50) ? "nccl" : "ucx", draw.Chance(70) ? "direct" : "staged",
         draw.Pick<int64_t>({4096, 16384, 65536}),
         draw.Pick<int64_t>({1 << 18, 1 << 20}));
     ++cases;
     const ChainFacts facts = RunJob(draw, seed, job, {.keys = schedule});
     held += facts.holds_between_hosts ? 1 : 0;
+    broadcasting += (facts.features & kFeatureBroadcasts) != 0 ? 1 : 0;
   });
-  std::cout << held << " of " << cases << " plans hold between hosts\n";
+  std::cout << held << " of " << cases << " plans hold between hosts, "
+            << broadcasting << " broadcast\n";
   if (cases > 1) {
     EXPECT_GT(held, cases / 10);
+    EXPECT_GT(broadcasting, cases / 10);
   }
 }
 

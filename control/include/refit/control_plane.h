@@ -43,7 +43,7 @@ struct OfRank {
 class ControlPlane {
  public:
   // Compare tells no more values than these.
-  static constexpr size_t kValuesMax = 8;
+  static constexpr size_t kValuesMax = 16;
 
   using Deadline = std::chrono::steady_clock::time_point;
 

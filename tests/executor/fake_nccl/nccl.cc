@@ -387,6 +387,36 @@ Result ncclRecv(void* data, size_t count, DataType type, int peer, Comm comm,
   return Enqueue(false, data, count, type, peer, comm);
 }
 
+// The root's bytes, in place on all ranks: from it to each of the others.
+Result ncclBroadcast(const void* from, void* to, size_t count, DataType type,
+                     int root, Comm handle, CudaStream stream) {
+  int rank = 0;
+  int ranks = 0;
+  {
+    Lock lock(Engine::Get().mutex);
+    Communicator* comm;
+    if (Result r = Enter(lock, handle, "ncclBroadcast", comm); r != kSuccess) {
+      return r;
+    }
+    rank = comm->rank;
+    ranks = static_cast<int>(comm->clique->members.size());
+    if (from != to || root < 0 || root >= ranks) {
+      return Refuse(kInvalidArgument, "ncclBroadcast: not in place, or no root",
+                    comm);
+    }
+  }
+  Result result = ncclGroupStart();
+  const auto add = [&](Result r) {
+    if (result == kSuccess) result = r;
+  };
+  if (rank != root) add(ncclRecv(to, count, type, root, handle, stream));
+  for (int peer = 0; rank == root && peer < ranks; ++peer) {
+    if (peer != root) add(ncclSend(from, count, type, peer, handle, stream));
+  }
+  const Result ended = ncclGroupEnd();
+  return result == kSuccess ? ended : result;
+}
+
 const char* ncclGetErrorString(Result result) {
   static constexpr const char* kTexts[] = {
       "no error",
