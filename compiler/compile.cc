@@ -119,11 +119,11 @@ MostPeers FindMostPeers(const Module& module) {
     if (message.route != Route::kNetwork) continue;
     add(module.SentBy(i), message.destination);
     // A broadcast goes round a ring.
-    if (message.broadcast_others > 0) {
+    if (message.broadcast.others > 0) {
       add(message.source,
           module
-              .messages[i + static_cast<size_t>(message.broadcast_others) *
-                                static_cast<size_t>(message.broadcast_stride)]
+              .messages[i + static_cast<size_t>(message.broadcast.others) *
+                                static_cast<size_t>(message.broadcast.stride)]
               .destination);
     }
   }
@@ -332,8 +332,8 @@ absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
   return Nanoseconds(*seconds);
 }
 
-// The plan that the simulator finds fastest: `draft`, whose rounds are full, or
-// one with rounds of another shape.
+// The plan that the simulator finds fastest: `draft`, whose rounds are full,
+// one with rounds of another shape, or one along trees instead of broadcasts.
 class Contest {
  public:
   Contest(const Job& job, const Inputs& inputs, const Limits& limits,
@@ -346,13 +346,23 @@ class Contest {
 
   Draft Fastest() && {
     const Stats& stats = draft_.stats;
-    const bool has_shapes = stats.routes_flows &&
-                            !stats.routes_between_hosts() &&
-                            draft_.messages <= kMessagesTried;
-    if (!has_shapes || !Start().ok()) return std::move(draft_);
+    const bool broadcasts = stats.broadcasts;
+    const bool has_shapes =
+        stats.routes_flows && !broadcasts && !stats.routes_between_hosts();
+    if ((!has_shapes && !broadcasts) || draft_.messages > kMessagesTried ||
+        !Start().ok()) {
+      return std::move(draft_);
+    }
+    Limits limits = limits_;
+    if (broadcasts) {
+      limits.broadcasts = false;
+      Try(limits);
+      return std::move(draft_);
+    }
     using Sizes = RoundShape::Sizes;
     for (const Sizes sizes : {Sizes::kEven, Sizes::kFitted}) {
-      Try({.sizes = sizes});
+      limits.shape.sizes = sizes;
+      Try(limits);
     }
     return std::move(draft_);
   }
@@ -364,33 +374,31 @@ class Contest {
     return nanoseconds.status();
   }
 
-  void Try(const RoundShape& shape) {
+  void Try(const Limits& limits) {
     // No plan would be kept, or one that is hardly faster.
     if (least_ * 100 <=
         Nanoseconds(draft_.stats.lower_bound_seconds) * kNearBoundPercent) {
       return;
     }
-    Limits limits = limits_;
-    limits.shape = shape;
     PassTimes unheard(quiet_);
     Diagnostics diagnostics;
     absl::StatusOr<Draft> draft =
         Drafted(job_, inputs_, limits, quiet_, unheard, diagnostics);
     if (!draft.ok()) return;
     if (draft->relays_directly && !limits.relays_directly) return;
+    if (!AllowsPeers(limits, draft->most_peers)) return;
     const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
     if (!nanoseconds.ok() || !IsLess(*nanoseconds, kFasterPercent, least_)) {
       return;
     }
     least_ = *nanoseconds;
-    limits_ = limits;
     draft_ = *std::move(draft);
   }
 
   const Job& job_;
   const Inputs& inputs_;
   const CompileOptions quiet_;
-  Limits limits_;  // of `draft_`
+  const Limits limits_;
   Draft draft_;
   int64_t least_ = 0;  // nanoseconds of `draft_`
 };
@@ -443,6 +451,11 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
           Drafted(job, *inputs, limits, quiet, unheard, unread);
       if (other.ok()) draft = std::move(other);
     };
+    // A rank has four peers in two broadcasts.
+    if (!AllowsPeers(limits, draft->most_peers) && draft->stats.broadcasts) {
+      limits.broadcasts = false;
+      draft_anew();
+    }
     if (!AllowsPeers(limits, draft->most_peers) && limits.relays) {
       limits.by_rails = true;
       draft_anew();

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
+#include "plan/broadcasts.h"
 #include "plan/check.h"
 #include "plan/file_limits.h"
 #include "plan/group_limit.h"
@@ -88,6 +89,7 @@ class BodyChecker {
     kCopies,
     kKind,
     kBroadcastRound,
+    kBroadcastShift,
     kReserved,
     kDirectStaging,
     kStaging,
@@ -149,7 +151,6 @@ class BodyChecker {
   struct Operations {
     uint32_t rank = 0;
     uint32_t count = 0;
-    uint8_t broadcasts = 0;  // the last of those that it sends
   };
 
   // What the relays of a program are checked with: the round of a message, and
@@ -181,7 +182,8 @@ class BodyChecker {
   uint64_t shared_entries_left_ = 1 << 26;
   std::unordered_map<const void*, Shared> shared_;  // by messages
   std::vector<Operations>
-      operations_;  // by round; of the last rank that has it
+      operations_;                // by round; of the last rank that has it
+  RepeatedSends repeated_sends_;  // of the program at hand
   // Of the last program that has relays.
   std::vector<MessageEnd> ends_;
   std::vector<uint32_t> sends_;        // positions in `ends_`
@@ -531,6 +533,7 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
 absl::Status BodyChecker::CheckMessages(const fb::RankProgram& program,
                                         const Ends& ends, uint32_t sizes,
                                         Shared& shared, uint32_t& position) {
+  repeated_sends_ = {};
   const bool relays = program.relays() != nullptr;
   if (relays) ends_.resize(MessageCount(body_, program));
   sends_.clear();
@@ -703,6 +706,10 @@ BodyChecker::Fault BodyChecker::FaultOf(const Ends& ends,
   if (message.reserved2() != 0) return Fault::kReserved;
   const fb::Round& round = *rounds_->Get(message.round());
   if (message.broadcast() != 0 &&
+      (ends.source_shift != 0 || ends.destination_shift != 0)) {
+    return Fault::kBroadcastShift;
+  }
+  if (message.broadcast() != 0 &&
       (round.mechanism() != fb::Mechanism::kStaged ||
        round.route() != fb::Route::kNetwork)) {
     return Fault::kBroadcastRound;
@@ -744,6 +751,8 @@ absl::Status BodyChecker::Tell(Fault fault, const Ends& ends,
                                  static_cast<uint32_t>(message.kind())));
     case Fault::kBroadcastRound:
       return Bad("is a broadcast, and its round is not staged between hosts");
+    case Fault::kBroadcastShift:
+      return Bad("is a broadcast, and its program has shifts");
     case Fault::kReserved:
       return Bad("a reserved field is not 0");
     case Fault::kDirectStaging:
@@ -762,11 +771,7 @@ bool BodyChecker::CountOperation(uint32_t rank, const fb::Message& message) {
   }
   Operations& operations = operations_[message.round()];
   if (operations.rank != rank) operations = {.rank = rank};
-  // All sends of a broadcast are one operation.
-  if (message.broadcast() != 0 && message.kind() == fb::MessageKind::kSend) {
-    if (message.broadcast() <= operations.broadcasts) return true;
-    operations.broadcasts = message.broadcast();
-  }
+  if (repeated_sends_.Repeats(message)) return true;
   return ++operations.count <= kGroupOperationsMax;
 }
 

@@ -6,7 +6,7 @@
 namespace refit {
 
 Broadcasts::Broadcasts(const fb::Body& body) {
-  if ((RequiredFeatures(body) & kFeatureBroadcasts) == 0) return;
+  if (!HasBroadcasts(body)) return;
   to_.resize(body.programs()->size());
   for (uint32_t root = 0; root < to_.size(); ++root) {
     const fb::RankProgram& program = *body.programs()->Get(root);

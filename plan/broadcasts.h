@@ -2,14 +2,38 @@
 #ifndef REFIT_PLAN_BROADCASTS_H_
 #define REFIT_PLAN_BROADCASTS_H_
 
+#include <bitset>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "plan/plan_file.h"
 
 namespace refit {
+
+// Tells, of a rank's messages in their order, which sends repeat another one of
+// the round: a rank packs, and issues, what it broadcasts once.
+class RepeatedSends {
+ public:
+  // Call it once for each message.
+  bool Repeats(const fb::Message& message) {
+    if (message.broadcast() == 0 || message.kind() != fb::MessageKind::kSend) {
+      return false;
+    }
+    if (std::exchange(round_, message.round()) != message.round()) {
+      sent_.reset();
+    }
+    const bool repeats = sent_[message.broadcast()];
+    sent_.set(message.broadcast());
+    return repeats;
+  }
+
+ private:
+  std::optional<uint32_t> round_;
+  std::bitset<256> sent_;  // by fb::Message.broadcast
+};
 
 // Of a plan that was proved: a rank broadcasts to the same ranks in all rounds.
 class Broadcasts {

@@ -233,18 +233,6 @@ bool HasPackedMessages(const fb::Body& body) {
       [](const fb::RankProgram* program) { return ArePacked(*program); });
 }
 
-bool HasBroadcasts(const fb::Body& body) {
-  return std::any_of(body.programs()->begin(), body.programs()->end(),
-                     [](const fb::RankProgram* program) {
-                       return !ArePacked(*program) &&
-                              std::any_of(program->messages()->begin(),
-                                          program->messages()->end(),
-                                          [](const fb::Message* message) {
-                                            return message->broadcast() != 0;
-                                          });
-                     });
-}
-
 // What an executor must know of to run a plan, and how a body shows it.
 struct Feature {
   uint64_t bit;
@@ -266,6 +254,18 @@ constexpr std::array kFeatures = {
 };
 
 }  // namespace
+
+bool HasBroadcasts(const fb::Body& body) {
+  return std::any_of(body.programs()->begin(), body.programs()->end(),
+                     [](const fb::RankProgram* program) {
+                       return !ArePacked(*program) &&
+                              std::any_of(program->messages()->begin(),
+                                          program->messages()->end(),
+                                          [](const fb::Message* message) {
+                                            return message->broadcast() != 0;
+                                          });
+                     });
+}
 
 uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
   const bool has_requirements =
@@ -609,21 +609,6 @@ fb::Route RouteBetween(const fb::Body& body, uint32_t source,
                  body.programs()->Get(destination)->host()
              ? fb::Route::kPeer
              : fb::Route::kNetwork;
-}
-
-bool IsPackedBefore(const MessageVector& messages, uint32_t position) {
-  const fb::Message& message = *messages.Get(position);
-  if (message.broadcast() == 0 || message.kind() != fb::MessageKind::kSend) {
-    return false;
-  }
-  while (position-- > 0) {
-    const fb::Message& before = *messages.Get(position);
-    if (before.round() != message.round() || before.kind() != message.kind()) {
-      return false;
-    }
-    if (before.broadcast() == message.broadcast()) return true;
-  }
-  return false;
 }
 
 std::vector<bool> DealtReceives(const MessageLists& messages,

@@ -132,6 +132,9 @@ uint64_t RequiredFeatures(const fb::Body& body);
 uint64_t TensorElements(const fb::Buffer& buffer);
 uint64_t StackTensors(const fb::Buffer& buffer);
 
+// Whether any rank broadcasts.
+bool HasBroadcasts(const fb::Body& body);
+
 // Whether delta refits have staged rounds.
 inline bool HasRungs(const fb::Body& body) {
   return body.delta() != nullptr && body.delta()->rungs() != nullptr &&
@@ -162,10 +165,6 @@ inline bool IsHeld(const fb::Body& body, const fb::Message& send) {
   return body.copy_lists()->Get(send.copies())->count() == 0 &&
          send.size_bytes() > 0;
 }
-
-// Whether message `position` is a send of a broadcast that another send of the
-// round is part of, before this one: the rank packs what it broadcasts once.
-bool IsPackedBefore(const MessageVector& messages, uint32_t position);
 
 // By position of the program's messages: whether it is a receive whose bytes
 // the rank deals out. They stay in staging, also where it wants them itself.

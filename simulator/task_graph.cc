@@ -766,10 +766,14 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
       plan_.messages().Of(static_cast<uint32_t>(rank.number));
   double bytes = 0;
   double coded_bytes = 0;
+  RepeatedSends sends;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
     const Operation& operation = schedule.operations()[number];
-    if (operation.kind != kind) continue;
+    if (sends.Repeats(*messages.Get(schedule.parts()[number].message)) ||
+        operation.kind != kind) {
+      continue;
+    }
     if (IsCoded(rank, number)) {
       coded_bytes += static_cast<double>(operation.size_bytes);
       continue;
@@ -778,7 +782,6 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
         messages.Get(schedule.parts()[number].message)->copies());
     // What is dealt out stays in staging.
     if (list.count() == 0) continue;
-    if (IsPackedBefore(messages, schedule.parts()[number].message)) continue;
     if (!rank.is_dealt[schedule.parts()[number].message] &&
         IsOneRun(body_, rank.tensors, list)) {
       continue;

@@ -260,7 +260,7 @@ std::vector<LoweredMessage> MessagesInOrder(const Module& module) {
 class BroadcastNumbers {
  public:
   uint8_t NumberOf(const Message& message) {
-    const auto [found, is_new] = numbers_.try_emplace(message.broadcast_first);
+    const auto [found, is_new] = numbers_.try_emplace(message.broadcast.first);
     if (is_new) found->second = ++counts_[{message.round, message.source}];
     return found->second;
   }

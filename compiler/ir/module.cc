@@ -158,8 +158,8 @@ Mechanism Module::MechanismOf(Route route) const {
 Rank Module::SentBy(size_t number) const {
   const Message& message = messages[number];
   if (!message.is_sent_with_other()) return message.source;
-  const Message& first = messages[static_cast<size_t>(message.broadcast_first)];
-  return messages[number - static_cast<size_t>(first.broadcast_stride)]
+  const Message& first = messages[static_cast<size_t>(message.broadcast.first)];
+  return messages[number - static_cast<size_t>(first.broadcast.stride)]
       .destination;
 }
 

@@ -312,6 +312,15 @@ struct MessageRange {
   size_t count = 0;
 };
 
+// Which messages are one broadcast: those with the numbers first + k * stride,
+// for k from 0 to `others`.
+struct BroadcastRange {
+  int32_t first = -1;  // -1: it is none
+  // Of the first message alone.
+  int32_t others = 0;
+  int32_t stride = 0;
+};
+
 // Transfers of one pair of ranks that travel as one. `contents` indexes
 // Module::contents: messages with equal contents share one.
 struct Message {
@@ -339,20 +348,16 @@ struct Message {
   bool is_held = false;
   // Of a routed piece. Inside a host it goes in a round between hosts.
   bool is_routed = false;
-  // Of a broadcast: the number of its first message. That one has so many
-  // others, so far apart behind it, to other hosts.
-  int32_t broadcast_first = -1;
-  int32_t broadcast_others = 0;
-  int32_t broadcast_stride = 0;
+  BroadcastRange broadcast = {};
   int32_t round = -1;  // schedule-rounds
   // schedule-rounds; 0 if direct
   int64_t source_staging_offset = 0;
   int64_t destination_staging_offset = 0;
 
-  bool is_broadcast() const { return broadcast_first >= 0; }
+  bool is_broadcast() const { return broadcast.first >= 0; }
   // Whether another message of its broadcast stands for what its sender does.
   bool is_sent_with_other() const {
-    return is_broadcast() && broadcast_others == 0;
+    return is_broadcast() && broadcast.others == 0;
   }
 };
 
@@ -529,6 +534,7 @@ struct Stats {
   // what is routed; else 0. Not in the plan.
   int32_t held_rounds = 0;
   bool levels_sources = false;  // some receivers relay between hosts
+  bool broadcasts = false;      // any rank broadcasts; not in the plan
 
   bool routes_between_hosts() const { return held_rounds > 0; }
 };

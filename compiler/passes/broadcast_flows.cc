@@ -81,6 +81,7 @@ class Broadcaster {
     std::map<Rank, std::vector<Rank>> entries = EntriesOf(group);
     if (!MayBroadcast(group, entries)) return;
     for (const auto& [sender, of_sender] : entries) {
+      senders_.insert(sender);
       ++broadcasts_of_[IndexOf(sender)];
       for (const Rank entry : of_sender) ++broadcasts_of_[IndexOf(entry)];
     }
@@ -147,7 +148,7 @@ class Broadcaster {
     std::vector<size_t> counts = broadcasts_of_;
     for (const auto& [sender, of_sender] : entries) {
       // A rank broadcasts to one set of ranks.
-      if (broadcasts_of_[IndexOf(sender)] > 0) return false;
+      if (senders_.contains(sender)) return false;
       ++counts[IndexOf(sender)];
       for (const Rank entry : of_sender) ++counts[IndexOf(entry)];
     }
@@ -155,9 +156,17 @@ class Broadcaster {
       return false;
     }
     // Messages of a broadcast are unpacked by all that receive it, or by none,
-    // and by all where it was received itself.
+    // and by all where it was received itself. Who does not unpack what it
+    // receives deals it out to all in one round, beside what it is dealt.
+    const auto most_dealt =
+        static_cast<size_t>(module_.limits.operations_per_round / 2 - 1);
     return std::all_of(
         group.shares.begin(), group.shares.end(), [&](const ShareOfFlow& of) {
+          const bool may_deal =
+              std::all_of(of.key->hosts.begin(), of.key->hosts.end(),
+                          [&](const Members& members) {
+                            return members.size() <= most_dealt;
+                          });
           const Holders senders = of.Senders();
           return std::all_of(senders.begin(), senders.end(), [&](Rank sender) {
             const std::vector<Rank>& to = entries.at(sender);
@@ -166,7 +175,7 @@ class Broadcaster {
               keep += Wants(of.key->hosts[i], to[i]) ? 1 : 0;
             }
             return keep == to.size() ||
-                   (keep == 0 && !Wants(of.key->near, sender));
+                   (keep == 0 && may_deal && !Wants(of.key->near, sender));
           });
         });
   }
@@ -242,6 +251,7 @@ class Broadcaster {
 
   const Module& module_;
   RoutedPieces& routed_;
+  std::set<Rank> senders_;
   std::vector<size_t> broadcasts_of_;  // by rank: those it takes part in
 };
 

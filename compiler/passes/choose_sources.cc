@@ -126,7 +126,10 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
         }
       }
       if (candidates.size() == 1) {
-        LoadsOf(piece.wave, nearest)[IndexOf(candidates.front())] += bytes;
+        // What is broadcast is sent once.
+        if (!piece.broadcasts || destination == piece.destinations.front()) {
+          LoadsOf(piece.wave, nearest)[IndexOf(candidates.front())] += bytes;
+        }
         transfers.push_back({.piece = id,
                              .source = candidates.front(),
                              .destination = destination});
@@ -319,7 +322,7 @@ int64_t MeanBytesPerSource(const Module& module) {
   int64_t total = 0;
   for (const Piece& piece : module.pieces) {
     total += module.WireBytes(piece) *
-             static_cast<int64_t>(piece.destinations.size());
+             (piece.broadcasts ? 1 : std::ssize(piece.destinations));
   }
   return total / std::max<int64_t>(module.source_ranks() / module.parts(), 1);
 }

@@ -111,6 +111,7 @@ struct NetworkLoad {
   int64_t busiest = 0;         // sent or received by a rank
   bool routes = false;         // any stream is routed
   bool between_hosts = false;  // some hosts pass on to others
+  bool broadcasts = false;     // any stream does
   int64_t largest = 0;         // of a routed stream
   size_t others = 0;  // to whom a rank passes on inside its host, at most
   int64_t steps = 0;  // rounds of the longest way from a root
@@ -147,6 +148,7 @@ NetworkLoad LoadOf(const Module& module,
     }
     if (!stream.is_routed) continue;
     load.routes = true;
+    load.broadcasts |= stream.broadcasts;
     load.largest = std::max(load.largest, bytes);
     steps[IndexOf(stream.receiver)] = 0;
     for (const Rank other : stream.others) steps[IndexOf(other)] = 0;
@@ -251,7 +253,8 @@ class MessageBuilder {
   // How many messages of this size the busiest rank sends or receives.
   int64_t CountTurns(const std::vector<Stream>& streams,
                      int64_t bucket_bytes) const;
-  // The same where hosts pass on to hosts: a rank sends one in a round.
+  // The same where hosts pass on to hosts, or ranks broadcast: a rank sends one
+  // in a round.
   int64_t TreeBucketBytes(const NetworkLoad& load, bool holds) const;
   // Of the last messages, those of `hosts` receivers one after the other, of
   // each `stride`: what goes to all of them is broadcast.
@@ -484,7 +487,9 @@ bool MessageBuilder::Holds(const NetworkLoad& load) const {
 int64_t MessageBuilder::RoutedBucketBytes(const std::vector<Stream>& streams,
                                           const NetworkLoad& load,
                                           bool holds) const {
-  if (load.between_hosts) return TreeBucketBytes(load, holds);
+  if (load.between_hosts || load.broadcasts) {
+    return TreeBucketBytes(load, holds);
+  }
   const Limits& limits = module_.limits;
   const Topology& topology = module_.topology;
   const double dealt = holds ? load.dealt : 0;
@@ -559,6 +564,9 @@ int64_t MessageBuilder::CountTurns(const std::vector<Stream>& streams,
         (BytesOf(stream.pieces) + bucket_bytes - 1) / bucket_bytes;
     most = std::max({most, sent[IndexOf(stream.source)] += count,
                      received[IndexOf(stream.receiver)] += count});
+    for (const Rank other : stream.others) {
+      most = std::max(most, received[IndexOf(other)] += count);
+    }
   }
   return most;
 }
@@ -629,11 +637,11 @@ void MessageBuilder::Broadcast(size_t hosts, size_t stride) {
   const size_t begin = module_.messages.size() - hosts * stride;
   for (size_t i = begin; i < begin + stride; ++i) {
     for (size_t host = 0; host < hosts; ++host) {
-      module_.messages[i + host * stride].broadcast_first =
+      module_.messages[i + host * stride].broadcast.first =
           static_cast<int32_t>(i);
     }
-    module_.messages[i].broadcast_others = static_cast<int32_t>(hosts - 1);
-    module_.messages[i].broadcast_stride = static_cast<int32_t>(stride);
+    module_.messages[i].broadcast.others = static_cast<int32_t>(hosts - 1);
+    module_.messages[i].broadcast.stride = static_cast<int32_t>(stride);
   }
 }
 

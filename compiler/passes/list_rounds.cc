@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "compiler/passes/turns.h"
 #include "plan/plan_file.h"
@@ -81,7 +82,7 @@ struct Totals {
   double dealt_messages = 0;
   double relayed_bytes = 0;
   bool routes = false;         // any message is routed
-  bool between_hosts = false;  // and passed on to another host
+  bool between_hosts = false;  // and passed on to another host, or broadcast
 };
 
 int64_t MostOf(const std::vector<int64_t>& numbers) {
@@ -97,7 +98,8 @@ Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
     totals.most_bytes = std::max(totals.most_bytes, AlignStaging(bytes));
     totals.bytes += static_cast<double>(bytes);
     totals.routes |= message->is_routed;
-    totals.between_hosts |= relays && message->is_routed;
+    totals.between_hosts |=
+        message->is_routed && (relays || message->is_broadcast());
     if (relays) {
       totals.relayed_bytes += static_cast<double>(bytes);
       totals.most_relayed_bytes =
@@ -156,10 +158,21 @@ class ListScheduler {
     if (totals.between_hosts) FindTurns();
   }
 
-  void Place() {
+  absl::Status Place() {
     for (PairStream& stream : streams_) ReadHead(stream);
     for (uint32_t i = 0; i < streams_.size(); ++i) Wait(i);
-    for (; unplaced_ > 0; ++round_) FillRound();
+    int32_t placed = round_;  // the last round with any
+    for (; unplaced_ > 0; ++round_) {
+      const size_t unplaced = unplaced_;
+      FillRound();
+      if (unplaced_ < unplaced) placed = round_;
+      // What earlier rounds deal out is over by then.
+      if (round_ - placed > kRelayRounds + kHeldRounds) {
+        return absl::InternalError(
+            absl::StrCat(unplaced_, " messages have room in no round"));
+      }
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -700,9 +713,9 @@ void ListScheduler::FillRound() {
 
 }  // namespace
 
-void PlaceStaged(Module& module, const std::vector<Message*>& messages,
-                 int32_t first_round, bool ends, RoundLoads& loads) {
-  ListScheduler(module, messages, first_round, ends, loads).Place();
+absl::Status PlaceStaged(Module& module, const std::vector<Message*>& messages,
+                         int32_t first_round, bool ends, RoundLoads& loads) {
+  return ListScheduler(module, messages, first_round, ends, loads).Place();
 }
 
 }  // namespace refit

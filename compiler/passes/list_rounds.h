@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "compiler/ir/module.h"
 #include "compiler/passes/rounds.h"
 
@@ -16,13 +17,16 @@ namespace refit {
 // receive, and the longest way on from there, in bytes.
 //
 // A rank passes a message on in a later round than that in which it came. Along
-// a tree it does so from where the message lies in staging, at most kHeldRounds
-// later; else it packs it again, at least kRelayRounds later.
+// a tree or in a broadcast it does so from where the message lies in staging,
+// at most Stats::held_rounds later; else it packs it again, at least
+// kRelayRounds later.
 //
 // `ends`: no wave follows, so that what comes in the last round is dealt out
 // alone.
-void PlaceStaged(Module& module, const std::vector<Message*>& messages,
-                 int32_t first_round, bool ends, RoundLoads& loads);
+//
+// Error: kInternal, a message has room in no round.
+absl::Status PlaceStaged(Module& module, const std::vector<Message*>& messages,
+                         int32_t first_round, bool ends, RoundLoads& loads);
 
 }  // namespace refit
 

@@ -85,11 +85,13 @@ absl::Status BoundTime(const PassOptions& options, Module& module);
 // `limits.relays`.
 //
 // Requires: intersect-layouts.
-// Ensures:  a piece that `is_routed` has one destination, and `relays` to the
-//           others, each behind the one that feeds it. Receivers stay the same,
+// Ensures:  a piece that `is_routed` has one destination, or those to which its
+//           source `broadcasts`, and `relays` to the others, each behind the
+//           one that feeds it. Receivers stay the same,
 //           but one that does not want the piece may pass it on (`root_keeps`).
-//           `stats.routes_flows`, `held_rounds`, `levels_sources`;
-//           `limits.bucket_bytes` has room where hosts pass on to hosts.
+//           `stats.routes_flows`, `held_rounds`, `levels_sources`,
+//           `broadcasts`; `limits.bucket_bytes` has room where hosts pass on to
+//           hosts.
 absl::Status RouteFlows(const PassOptions& options, Module& module);
 
 // Lets receivers on a source's host that want the same piece pass it on: each

@@ -110,10 +110,10 @@ template <typename Visit>
 void ForEachSentWith(Module& module, Message& message, const Visit& visit) {
   visit(message);
   const auto number = static_cast<size_t>(&message - module.messages.data());
-  for (int32_t i = 1; i <= message.broadcast_others; ++i) {
+  for (int32_t i = 1; i <= message.broadcast.others; ++i) {
     visit(module.messages[number +
                           static_cast<size_t>(i) *
-                              static_cast<size_t>(message.broadcast_stride)]);
+                              static_cast<size_t>(message.broadcast.stride)]);
   }
 }
 

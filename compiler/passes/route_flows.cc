@@ -339,6 +339,7 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
   EnterHosts(module, flows, RangeBytesMin(module) / kSmallFlow, routed);
   module.stats.routes_flows = routed.routes();
   module.stats.held_rounds = routed.held_rounds();
+  module.stats.broadcasts = routed.broadcasts();
   // A round of staging has room for a message that is not routed, too.
   module.limits.bucket_bytes =
       std::min(module.limits.bucket_bytes,

@@ -17,6 +17,7 @@ void RoutedPieces::AddBroadcast(PieceId id, const Box& box,
                                 absl::Span<const Rank> sources) {
   AddPart(id, box, roots, std::move(relays), sources, kHeldRoundsOfBroadcast)
       .broadcasts = true;
+  broadcasts_ = true;
 }
 
 Piece& RoutedPieces::AddPart(PieceId id, const Box& box,

@@ -44,6 +44,7 @@ class RoutedPieces {
   bool empty() const { return count_ == 0; }
   bool routes() const { return routes_; }  // anything but AddRelayed
   int32_t held_rounds() const { return held_rounds_; }  // Stats::held_rounds
+  bool broadcasts() const { return broadcasts_; }
 
   // Puts the parts into the module, instead of what they feed.
   void Finish();
@@ -59,6 +60,7 @@ class RoutedPieces {
   size_t count_ = 0;
   bool routes_ = false;
   int32_t held_rounds_ = 0;
+  bool broadcasts_ = false;
 };
 
 }  // namespace refit

@@ -98,7 +98,7 @@ void AssignStaging(const std::vector<PlacedMessage>& places, int32_t turns,
     if (message.mechanism == Mechanism::kDirect) continue;
     const int64_t turn = message.round % turns;
     const size_t packed = message.is_sent_with_other()
-                              ? static_cast<size_t>(message.broadcast_first)
+                              ? static_cast<size_t>(message.broadcast.first)
                               : i;
     message.source_staging_offset =
         message.is_held
@@ -124,8 +124,8 @@ struct RoundsEnd {
 
 // Places the messages of one wave, in rounds after all so far: but the first of
 // the network has what the wave before deals out last.
-void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
-               bool is_last, RoundsEnd& end, RoundLoads& loads) {
+absl::Status PlaceWave(Module& module, const std::vector<Message*>& of_wave,
+                       bool is_last, RoundsEnd& end, RoundLoads& loads) {
   const RoundsEnd before = end;
   // One route after the other: a round is one group on one communicator, and
   // only one communicator is in use at a time. What the network brought is
@@ -156,8 +156,9 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
       }
     } else {
       const bool follows = route == Route::kNetwork && end.all == before.all;
-      PlaceStaged(module, messages, follows ? end.not_dealt : end.all, is_last,
-                  loads);
+      absl::Status placed = PlaceStaged(
+          module, messages, follows ? end.not_dealt : end.all, is_last, loads);
+      if (!placed.ok()) return placed;
     }
     for (Message* message : messages) {
       ForEachSentWith(module, *message, [&](const Message& received) {
@@ -168,6 +169,7 @@ void PlaceWave(Module& module, const std::vector<Message*>& of_wave,
     module.rounds.resize(static_cast<size_t>(end.all),
                          {.route = route, .mechanism = mechanism});
   }
+  return absl::OkStatus();
 }
 
 // A wave's rounds, as one rank has them.
@@ -268,7 +270,9 @@ absl::Status ScheduleRounds(const PassOptions&, Module& module) {
     waves[static_cast<size_t>(message.wave)].push_back(&message);
   }
   for (size_t wave = 0; wave < waves.size(); ++wave) {
-    PlaceWave(module, waves[wave], wave + 1 == waves.size(), end, loads);
+    absl::Status placed =
+        PlaceWave(module, waves[wave], wave + 1 == waves.size(), end, loads);
+    if (!placed.ok()) return placed;
   }
   const std::vector<PlacedMessage> places = PlacesInOrder(module);
   AssignStaging(places, turns, module);

@@ -514,9 +514,9 @@ absl::Status NcclConnector::CreateBroadcasts(absl::Span<const Edge> edges,
         [&](std::byte* scratch, Stream stream) {
           absl::Status touched;
           for (const auto& [root, communicator] : links.broadcasts) {
-            touched.Update(communicator->Broadcast(scratch, /*size_bytes=*/1,
-                                                   root, stream, deadline_,
-                                                   interruption_));
+            if (!touched.ok()) break;
+            touched = communicator->Broadcast(scratch, /*size_bytes=*/1, root,
+                                              stream, deadline_, interruption_);
           }
           return touched;
         },

@@ -579,10 +579,16 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   if (is_captured_) SetCapturesGroup(true);
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
   status = entry.status();
-  // All ranks enqueue in this order, whatever they have of it.
-  if (status.ok() && broadcasts) status = before_broadcasts_->Record(stream);
+  // All ranks enqueue in this order, whatever they have of it. A graph may run
+  // its branches in another, so that in a capture one comes after the other.
+  if (status.ok() && broadcasts && !is_captured_) {
+    status = before_broadcasts_->Record(stream);
+  }
   if (status.ok() && !others.empty()) {
     status = IssueGroup(round, others, stream);
+  }
+  if (status.ok() && broadcasts && is_captured_) {
+    status = before_broadcasts_->Record(stream);
   }
   if (status.ok() && broadcasts) {
     status = IssueBroadcasts(round.operations, stream);
@@ -615,18 +621,21 @@ absl::Status NcclTransport::IssueBroadcasts(
                         &operation);
   }
   const Stream beside = broadcast_stream_->get();
-  absl::Status status = before_broadcasts_->Await(beside);
+  if (absl::Status s = before_broadcasts_->Await(beside); !s.ok()) return s;
+  absl::Status status;
   for (const auto& [number, operation] : by_root) {
-    if (!status.ok()) return status;
     const auto found = links_.broadcasts.find(number.first);
-    if (found == links_.broadcasts.end()) return NoCommunicator();
+    if (found == links_.broadcasts.end()) status = NoCommunicator();
+    if (!status.ok()) break;
     status = found->second->Broadcast(
         operation->data, operation->size_bytes, number.first, beside, deadline_,
         [this] { return supervisor_.failure(); },
         is_captured_ ? kStopTime : std::chrono::seconds(0));
   }
-  if (status.ok()) status = broadcast_->Record(beside);
-  if (status.ok()) status = broadcast_->Await(stream);
+  // Also after a failure: whoever waits for `stream`, or ends its capture, has
+  // to do with what is on the other.
+  status.Update(broadcast_->Record(beside));
+  status.Update(broadcast_->Await(stream));
   return status;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/broadcasts.h"
 #include "plan/enum_text.h"
 #include "plan/group_limit.h"
 #include "plan/network_peers.h"
@@ -237,8 +238,8 @@ class Matcher {
     const bool is_direct = round.mechanism() == fb::Mechanism::kDirect;
     const fb::Route wanted = RouteBetween(send.source, destination);
     const fb::Route found = round.route();
-    const bool is_dealt =
-        wanted == fb::Route::kPeer && found == fb::Route::kNetwork;
+    const bool is_dealt = wanted == fb::Route::kPeer &&
+                          found == fb::Route::kNetwork && broadcast == 0;
     if (found != wanted && !is_dealt) {
       violations_.Report(site, Invariant::kMatchedMessages, [&] {
         return absl::StrFormat(
@@ -391,8 +392,8 @@ void CheckLimits(const MessageLists& messages, Violations& violations) {
     if (!checked.insert(&of_program).second) continue;
     const fb::Message* last = nullptr;
     uint64_t operations = 0;
-    for (uint32_t i = 0; i < of_program.size(); ++i) {
-      const fb::Message* message = of_program.Get(i);
+    RepeatedSends sends;
+    for (const fb::Message* message : of_program) {
       const Site site = {.rank = rank, .round = message->round()};
       const auto order = [&](const fb::Message& m) {
         return std::tuple(m.round(), m.kind() == fb::MessageKind::kSend,
@@ -408,7 +409,7 @@ void CheckLimits(const MessageLists& messages, Violations& violations) {
         });
       }
       if (last == nullptr || last->round() != message->round()) operations = 0;
-      if (!IsPackedBefore(of_program, i)) ++operations;
+      if (!sends.Repeats(*message)) ++operations;
       const bool direct = IsDirect(body, message->round());
       if (!direct && operations > operations_max) {
         violations.Report(site, Invariant::kRoundLimits, [&] {
@@ -486,9 +487,10 @@ std::vector<const fb::Message*> OwnersOf(const fb::Body& body, uint32_t rank,
                                          const MessageVector& of_rank,
                                          Violations& violations) {
   std::vector<const fb::Message*> messages;
-  for (uint32_t i = 0; i < of_rank.size(); ++i) {
-    const fb::Message* message = of_rank.Get(i);
+  RepeatedSends sends;
+  for (const fb::Message* message : of_rank) {
     if (IsDirect(body, message->round())) continue;
+    const bool repeats = sends.Repeats(*message);
     if (message->staging_offset() % kStagingAlignmentBytes != 0) {
       violations.Report(
           {.rank = rank, .round = message->round()}, Invariant::kInBounds, [&] {
@@ -500,7 +502,7 @@ std::vector<const fb::Message*> OwnersOf(const fb::Body& body, uint32_t rank,
     const bool is_held = rank >= body.source_ranks() &&
                          message->kind() == fb::MessageKind::kSend &&
                          IsHeld(body, *message);
-    if (message->size_bytes() > 0 && !is_held && !IsPackedBefore(of_rank, i)) {
+    if (message->size_bytes() > 0 && !is_held && !repeats) {
       messages.push_back(message);
     }
   }

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "plan/broadcasts.h"
 #include "plan/schedule/copy_batches.h"
 #include "plan/schedule/direct_ends.h"
 #include "plan/schedule/direct_steps.h"
@@ -536,10 +537,12 @@ class RoundCopiesBuilder {
   }
 
   absl::Status AddStagedRound(const RoundWork& work) {
+    RepeatedSends sends;
     for (uint32_t i = 0; i < work.operations_count; ++i) {
       const uint32_t number = work.operations_begin + i;
       const MessagePart& part = schedule_.parts()[number];
       Operation& operation = result_.operations[number];
+      const bool repeats = sends.Repeats(MessageAt(part.message));
       const absl::StatusOr<std::vector<StagedBox>> boxes = BoxesOf(
           MessageAt(part.message), part.begin_byte, operation.size_bytes);
       if (!boxes.ok()) return boxes.status();
@@ -551,10 +554,7 @@ class RoundCopiesBuilder {
         continue;
       }
       operation.data = staging_ + part.staging_offset;
-      if (boxes->empty() ||
-          IsPackedBefore(plan_.messages().Of(program_), part.message)) {
-        continue;
-      }
+      if (boxes->empty() || repeats) continue;
       const bool send = operation.kind == fb::MessageKind::kSend;
       AddStagedCopies(
           *boxes, part.staging_offset, send,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "plan/add_up_to.h"
+#include "plan/broadcasts.h"
 #include "plan/network_peers.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
@@ -22,12 +23,14 @@ Totals TotalsOf(const PlanFile& plan) {
   for (uint32_t rank = 0; rank < body.programs()->size(); ++rank) {
     uint64_t operations = 0;
     uint32_t round = 0;
+    RepeatedSends sends;
     const MessageVector& messages = plan.messages().Of(rank);
     for (uint32_t position = 0; position < messages.size(); ++position) {
       const fb::Message* message = messages.Get(position);
       if (message->round() != round) operations = 0;
       round = message->round();
-      if (!IsPackedBefore(messages, position)) ++operations;
+      const bool repeats = sends.Repeats(*message);
+      if (!repeats) ++operations;
       const bool direct =
           body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
       if (!direct && operations > totals.most_operations) {
@@ -41,7 +44,7 @@ Totals TotalsOf(const PlanFile& plan) {
       const uint32_t peer = PeerOf(body, rank, *message);
       AddUpTo(bytes, totals.route_bytes[static_cast<size_t>(
                          RouteBetween(body, rank, peer))]);
-      AddUpTo(bytes, totals.sent_bytes[rank]);
+      if (!repeats) AddUpTo(bytes, totals.sent_bytes[rank]);
       AddUpTo(bytes, totals.received_bytes[peer]);
       totals.messages += 1;
       if (rank >= body.source_ranks()) AddUpTo(bytes, totals.relayed_bytes);

@@ -180,6 +180,15 @@ TEST(BroadcastFlowsTest, RanksReceiveForOthersOfTheirHost) {
   EXPECT_TRUE(any_alone);
 }
 
+// A rank that keeps nothing of what it receives deals it out in one round.
+TEST(BroadcastFlowsTest, RanksReceiveForAsManyAsARoundHasOperationsFor) {
+  const Module module =
+      ModuleOf({.sources = 1, .hosts = 3, .members = 66, .halves = true});
+  for (const Piece& piece : module.pieces) {
+    EXPECT_TRUE(!piece.broadcasts || piece.root_keeps);
+  }
+}
+
 // Each would need a communicator for every source.
 TEST(BroadcastFlowsTest, ManySourcesOfFewRanksGoAlongTrees) {
   const Module module = ModuleOf({.sources = 8, .hosts = 12, .members = 2});

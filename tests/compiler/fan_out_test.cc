@@ -93,6 +93,22 @@ TEST(FanOutTest, HostsPassOnToEachOtherWhatASourceSendsOnce) {
   EXPECT_EQ(RelayedBytes(plan)[fb::Route::kNetwork], kFanOutBytes * 2);
 }
 
+// In two broadcasts a rank has up to four peers.
+TEST(FanOutTest, HostsPassOnToEachOtherWhereABroadcastWouldNeedMorePeers) {
+  const auto job = [](int peers) {
+    return GenericJob(
+        R"({"name": "w", "shape": [64, 64], "dtype": "bf16"})",
+        GenericSide(1, "Replicate"), GenericSide(4, "Replicate"),
+        R"(, "topology": {"hosts": [0, 5, 5, 0, 2], )"
+        R"("peer_gigabytes_per_second": 0.3, )"
+        R"("network_gigabytes_per_second": 0.05}, )"
+        R"("options": {"network_peers": )" +
+            std::to_string(peers) + "}");
+  };
+  EXPECT_TRUE(HasBroadcasts(OpenJob(job(4)).body()));
+  EXPECT_FALSE(HasBroadcasts(OpenJob(job(3)).body()));
+}
+
 TEST(FanOutTest, WhatComesFromAnotherHostIsRelayedInTheHost) {
   const PlanFile plan =
       OpenJob(FanOutJob(6, SlowLinks(R"(, "hosts": [0, 1, 1, 1, 2, 2, 2])")));

@@ -52,7 +52,9 @@ int32_t Place(Module& module) {
     }
   }
   RoundLoads loads(module, /*turns=*/1);
-  PlaceStaged(module, messages, /*first_round=*/0, /*ends=*/true, loads);
+  EXPECT_TRUE(
+      PlaceStaged(module, messages, /*first_round=*/0, /*ends=*/true, loads)
+          .ok());
   int32_t rounds = 0;
   for (const Message& message : module.messages) {
     rounds = std::max(rounds, message.round + 1);
@@ -137,15 +139,15 @@ Module RandomModule(std::mt19937& random) {
     module.messages.push_back(message);
     if (broadcasts) {
       // To the same rank of each host.
-      message.broadcast_first = static_cast<int32_t>(fed);
+      message.broadcast.first = static_cast<int32_t>(fed);
       for (int32_t host = 0; host < hosts; ++host) {
         message.destination =
             RankOf(sources + (root + host * of_host) % (hosts * of_host));
         if (host > 0) module.messages.push_back(message);
       }
-      module.messages[fed].broadcast_first = static_cast<int32_t>(fed);
-      module.messages[fed].broadcast_others = hosts - 1;
-      module.messages[fed].broadcast_stride = 1;
+      module.messages[fed].broadcast.first = static_cast<int32_t>(fed);
+      module.messages[fed].broadcast.others = hosts - 1;
+      module.messages[fed].broadcast.stride = 1;
       for (int32_t host = 0; host < hosts; ++host) {
         deal(fed + static_cast<size_t>(host));
       }
@@ -194,7 +196,7 @@ TEST(ListRoundsTest, RandomMessagesComeBehindWhatFeedsThemAndHaveRoom) {
         }
       }
       if (message.is_broadcast()) {
-        const size_t first = static_cast<size_t>(message.broadcast_first);
+        const size_t first = static_cast<size_t>(message.broadcast.first);
         EXPECT_EQ(message.round, module.messages[first].round);
       }
       if (!message.is_sent_with_other()) {

@@ -90,10 +90,14 @@ TEST_F(ControlPlaneTest, ComparesValuesByTheirFirstRank) {
 }
 
 TEST_F(ControlPlaneTest, ComparesNoMoreThanTheFirstValues) {
-  MakeWorld(10);
-  OnRanks({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, [&](int32_t rank) {
+  constexpr int32_t kRanks = 18;
+  MakeWorld(kRanks);
+  std::vector<int32_t> ranks;
+  for (int32_t rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
+  OnRanks(ranks, [&](int32_t rank) {
     EXPECT_EQ(ComparedBy(*planes_[rank], absl::StrCat("v", rank)),
-              "0:v0 1:v1 2:v2 3:v3 4:v4 5:v5 6:v6 7:v7");
+              "0:v0 1:v1 2:v2 3:v3 4:v4 5:v5 6:v6 7:v7 8:v8 9:v9 10:v10 "
+              "11:v11 12:v12 13:v13 14:v14 15:v15");
   });
 }
 

@@ -148,7 +148,7 @@ TEST_F(NcclRefitTest, OneRankBroadcastsToOneRankOfEachHost) {
 }
 
 TEST_F(NcclRefitTest, WhatIsBroadcastIsDealtOutInsideHosts) {
-  const PlanFile plan = HostsPlan("0, 1, 1, 1, 2, 2", kSmallBuckets);
+  const PlanFile plan = HostsPlan("0, 1, 1, 2, 2, 3", kSmallBuckets);
   ASSERT_TRUE(Broadcasts(plan));
   EXPECT_NE(plan.plan().required_features() & kFeatureDealing, 0u);
   ExpectRefits(plan);

@@ -62,19 +62,34 @@ cat >"$work/job.json" <<JOB
 JOB
 refit "two hosts" network "$hosts"
 
-# One rank feeds three replicas, each on a host of its own, which pass on to
-# each other what they are given. Ranks of different hosts may share a GPU.
-cat >"$work/job.json" <<JOB
+# One rank feeds replicas on other hosts: it broadcasts to one of each, or they
+# pass on to each other what they are given. Ranks of different hosts may share a
+# GPU. usage: replicas TRANSPORT "HOST …" GIGABYTES_PER_SECOND, between hosts
+replicas() {
+  local -a hosts=($2)
+  cat >"$work/job.json" <<JOB
 {
   "model": {"parameters": [
     {"name": "a", "shape": [4096, 2048], "dtype": "bf16"},
     {"name": "b", "shape": [2400, 7], "dtype": "fp32"}]},
   "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}}, "tensors": [
     {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-  "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 3}}}, "tensors": [
+  "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": $((${#hosts[@]} - 1))}}}, "tensors": [
     {"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
-  "topology": {"hosts": [0, 1, 2, 3], "network_gigabytes_per_second": 2},
+  "topology": {"hosts": [${2// /, }], "network_gigabytes_per_second": $3,
+               "transport": "$1"},
   "options": {"bucket_bytes": 1048576, "staging_bytes": 4194304}
 }
 JOB
+}
+replicas nccl "0 1 2 3" 2
+refit "a broadcast to three hosts" "network broadcast" "0 1 2 3"
+# Two ranks of a host, on two GPUs, deal out what one of them is broadcast.
+replicas nccl "0 1 1 2 2" 0.5
+for connections in 1 8; do
+  export CUDA_DEVICE_MAX_CONNECTIONS=$connections
+  refit "a broadcast dealt out, $connections connections" "network broadcast deal" "0 1 1 2 2"
+done
+unset CUDA_DEVICE_MAX_CONNECTIONS
+replicas ucx "0 1 2 3" 2
 refit "replicas of three hosts" "network relay" "0 1 2 3"

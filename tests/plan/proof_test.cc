@@ -861,6 +861,14 @@ TEST(ProofTest, ABroadcastGoesToAllThatItsSenderBroadcastsTo) {
             "broadcast (invariant 4: matched messages)");
 }
 
+TEST(ProofTest, ABroadcastStaysNotInsideAHost) {
+  PlanSpec spec = BroadcastSpec();
+  spec.programs[1].host = 0;
+  EXPECT_EQ(ViolationOf(spec),
+            "rank 1, round 0: the round's route is network when it should be "
+            "peer for the message from rank 0 (invariant 4: matched messages)");
+}
+
 TEST(ProofTest, ABroadcastIsOneMessage) {
   PlanSpec spec = BroadcastSpec();
   fb::Message& send = spec.programs[0].messages[4];
