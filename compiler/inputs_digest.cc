@@ -224,7 +224,6 @@ void Append(std::string& text, const VllmTraits& value) {
 }
 
 void Append(std::string& text, const SglangTraits& value) {
-  // Rules in a file describe no tower.
   const auto& [known, renames, fused, fp32_router_since, head, shared_fusion,
                shared_fusion_experts, shared_fusion_expert_parallel, embedding,
                pipeline_parallel, dp_attention, redundant_experts, dense_layers,
@@ -233,6 +232,11 @@ void Append(std::string& text, const SglangTraits& value) {
             shared_fusion_experts, shared_fusion_expert_parallel, embedding,
             pipeline_parallel, dp_attention, redundant_experts, dense_layers,
             loads_expert_parallel);
+  // Younger than the digest.
+  if (plain_tower) text += "plain_tower ";
+  if (!whole_in_tower.empty()) {
+    AppendAll(text, std::string_view("whole_in_tower"), whole_in_tower);
+  }
 }
 
 void Append(std::string& text, const MegatronTraits& value) {
@@ -252,6 +256,9 @@ void Append(std::string& text, const Family* value) {
   if (renames.data() != std::data(kTransformers5Names)) {
     AppendAll(text, std::string_view("transformers"), renames);
   }
+  if (value->transformers.transposes_experts_since_5) text += "transposes ";
+  if (!value->transformers.knows_tower_since_5) text += "unknown_tower ";
+  if (!value->whole_tower) text += "always_cut ";
 }
 
 void Append(std::string& text, const Architecture& value) {

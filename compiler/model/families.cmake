@@ -10,8 +10,8 @@ absl::Span<const BuiltInRules> AllBuiltInRules() {
 foreach(file ${FILES})
   get_filename_component(name ${file} NAME_WE)
   file(READ ${file} text)
-  if(NOT text MATCHES "\"transformers\": {(}|\"class\": \"([A-Za-z0-9_]+)\")")
-    message(FATAL_ERROR "${file} names no class; wanted \"transformers\": {\"class\": \"…ForCausalLM\"} on one line, or {}")
+  if(NOT text MATCHES "\"transformers\": {(}|[ \n]*\"class\": \"([A-Za-z0-9_]+)\")")
+    message(FATAL_ERROR "${file} names no class; wanted \"transformers\": {\"class\": \"…ForCausalLM\"} first, or {}")
   endif()
   set(class ${CMAKE_MATCH_2})
   string(CONFIGURE [==[      {"@name@", "@class@", R"refit_family(@text@)refit_family"},

@@ -9,19 +9,12 @@
 // One line for each family in C++, in alphabetical order of model_type.
 #define REFIT_FAMILIES(FAMILY) \
   FAMILY(kDeepseekV4)          \
-  FAMILY(kGemma3)              \
-  FAMILY(kKimiK25)             \
-  FAMILY(kKimiVl)              \
-  FAMILY(kLlama4)              \
-  FAMILY(kLlama4Text)          \
   FAMILY(kNemotronH)           \
   FAMILY(kQwen35)              \
   FAMILY(kQwen35Moe)           \
   FAMILY(kQwen35MoeText)       \
   FAMILY(kQwen35Text)          \
-  FAMILY(kQwen3Next)           \
-  FAMILY(kQwen3Vl)             \
-  FAMILY(kQwen3VlMoe)
+  FAMILY(kQwen3Next)
 
 namespace refit {
 

@@ -101,9 +101,9 @@ std::optional<int64_t> ColumnsWanted(ParamRole role, const Architecture& a) {
 
 std::string ShapeMistake(const Param& param, const Architecture& architecture) {
   const RoleForm form = FormOf(param.role);
-  // Only families in C++ have towers, and they give each role its form.
-  if (form.scope == RoleScope::kTower) return "";
-  const size_t index_dims = form.scope == RoleScope::kModel   ? 0
+  const bool is_tower = form.scope == RoleScope::kTower;
+  const size_t index_dims = is_tower ? param.index.size()
+                            : form.scope == RoleScope::kModel ? 0
                             : form.scope == RoleScope::kLayer ? 1
                                                               : 2;
   const auto dims = static_cast<size_t>(form.dims);
@@ -113,10 +113,19 @@ std::string ShapeMistake(const Param& param, const Architecture& architecture) {
                            param.index.size(), index_dims);
   }
   const bool may_have_more =
-      IsPlainModule(param.role) && param.role != ParamRole::kRow;
+      is_tower || (IsPlainModule(param.role) && param.role != ParamRole::kRow);
   if (may_have_more ? shape.size() < dims : shape.size() != dims) {
     return absl::StrFormat("has %d dims; wanted %d%s", shape.size(), dims,
                            may_have_more ? " or more" : "");
+  }
+  if (is_tower) {
+    const bool is_thirds =
+        param.role != ParamRole::kTowerHeads || shape[0] % 3 == 0;
+    return is_thirds ? ""
+                     : absl::StrFormat(
+                           "has %d rows; wanted as many of "
+                           "queries, keys and values",
+                           shape[0]);
   }
   const std::optional<int64_t> rows = RowsWanted(param.role, architecture);
   if (rows.has_value() && shape[0] != *rows) {

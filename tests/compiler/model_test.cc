@@ -341,9 +341,9 @@ TEST(ModelTest, NullIsNotTheOnlyValueThatAFamilyOfRulesKnows) {
 TEST(ModelTest, WhatEnginesReadOtherwiseOfALlama4IsRefused) {
   EXPECT_NE(ReadConfigText(Llama4("\"head_dim\": 6, \"moe_layers\": [0, 1]"))
                 .errors.find("config.json:5:30: error: moe_layers names other "
-                             "layers than every interleave_moe_layer_step-th, "
-                             "and engines read the step 2 alone; wanted both "
-                             "alike"),
+                             "layers than interleave_moe_layer_step does: "
+                             "frameworks differ in which they read; wanted "
+                             "both alike"),
             std::string::npos);
   EXPECT_NE(ReadConfigText(Llama4("\"head_dim\": 5"))
                 .errors.find("config.json:5:13: error: head_dim 5 is odd; "

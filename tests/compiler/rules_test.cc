@@ -159,7 +159,8 @@ TEST(RulesTest, ExpressionsAreOverTheConfigsKeys) {
   Diagnostics diagnostics;
   const auto file = std::make_shared<SourceFile>();
   file->text = R"({"hidden": 12, "flag": true, "off": false, "gone": null,
-                   "word": "x", "kinds": ["dense", "dense", "sparse"]})";
+                   "word": "x", "kinds": ["dense", "dense", "sparse"],
+                   "sizes": [14, 7]})";
   const std::optional<JsonDocument> document =
       ParseJson(file, file->text, diagnostics);
   ASSERT_TRUE(document.has_value());
@@ -188,6 +189,18 @@ TEST(RulesTest, ExpressionsAreOverTheConfigsKeys) {
                   "integer"),
         std::pair("kinds.dense", "2"),
         std::pair("kinds.none", "0"),
+        std::pair("kinds.count", "3"),
+        std::pair("sizes.0 - sizes.1", "7"),
+        std::pair("absent.count or 3", "3"),
+        std::pair("absent.0 or 3", "3"),
+        std::pair("sizes.2",
+                  "config.json has \"sizes\" as an array, which is no list "
+                  "with an integer at 2"),
+        std::pair("kinds.0",
+                  "config.json has \"kinds\" as an array, which is no list "
+                  "with an integer at 0"),
+        std::pair("hidden.count",
+                  "config.json has \"hidden\" as 12, which is no list"),
         std::pair("word.x + word.y", "1"),
         std::pair("hidden * flag.x", "0"),
         std::pair("absent.dense or 3", "3"),
@@ -479,6 +492,149 @@ TEST(RulesTest, AFamilyThatIsLikeAnotherChangesAllOfAName) {
   EXPECT_EQ(norms(R"("layers": "sparse", "if": false)"), 1);
 }
 
+TEST(RulesTest, ASecondEntryOfANameIsANewParameter) {
+  const std::string names = Names(R"({"model_type": "mine", "like": "llama",
+          "layers": {"first": {"to": 1}, "others": {"besides": "first"}},
+          "params": [
+          {"name": "model.layers.{layer}.input_layernorm.weight",
+           "layers": "first"},
+          {"name": "model.layers.{layer}.input_layernorm.weight",
+           "role": "replicated", "shape": ["hidden"], "layers": "others"}]})");
+  EXPECT_NE(names.find("}.input_layernorm.weight }.input_layernorm.weight "
+                       "}.self_attn.q_proj.weight "),
+            std::string::npos)
+      << names;
+}
+
+TEST(RulesTest, AFamilyCallsAnothersParametersAnew) {
+  const std::string names = Names(R"({"model_type": "mine", "like": "llama",
+          "names": {"model.": "body.", ".mlp.": ".ff."},
+          "params": [{"name": "body.layers.{layer}.ff.up_proj.weight",
+                      "if": false}]})");
+  EXPECT_TRUE(names.starts_with("body.embed_tokens.weight ")) << names;
+  EXPECT_NE(names.find("}.ff.gate_proj.weight }.ff.down_proj.weight "),
+            std::string::npos)
+      << names;
+  EXPECT_NE(Names(R"({"model_type": "mine", "names": {"a": "b"},
+                      "params": []})")
+                .find("rules.json:1:24: error: unknown key \"names\"; wanted "),
+            std::string::npos);
+}
+
+// Of a model of one layer beside a tower of two, or the mistakes.
+std::string TowerNames(const std::string& tower, const std::string& vision) {
+  const TemporaryDirectory directory;
+  Job job;
+  job.model.config_path = directory.Write(
+      "config.json", absl::StrFormat(R"({"model_type": "mine", "text_config": {
+      "hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 1,
+      "vocab_size": 16, "intermediate_size": 4}, "vision_config": {%s}})",
+                                     vision));
+  job.model.rules_path = {
+      .value = directory.Write(
+          "rules.json",
+          absl::StrFormat(R"({"model_type": "mine", "like": "llama",
+"defaults": {"tie_word_embeddings": false},
+"tower": {"sizes": {"layers": "depth", "mixed": "hidden * text_hidden"}, %s},
+"vllm": {"names": {"tower.": "visual."}}})",
+                          tower)),
+      .place = {},
+      .given = true};
+  job.source.vision = {.value = true, .place = {}, .given = true};
+  Diagnostics diagnostics;
+  const std::optional<Model> model = ReadModel(job, diagnostics);
+  std::string text = directory.Relative(diagnostics.Render());
+  text = text.substr(0, text.find('\n'));
+  if (!model.has_value()) return text;
+  for (const auto& param : model->params) {
+    if (!IsTower(param.role)) break;
+    absl::StrAppend(
+        &text, param.name, " ", absl::StrJoin(param.shape, "x"), " of ",
+        param.index.empty() ? 0 : param.index[0].numbers.size(), "; ");
+  }
+  return text;
+}
+
+TEST(RulesTest, ATowerHasRulesOfItsOwn) {
+  const std::string vision = R"("depth": 2, "hidden_size": 6,
+      "num_attention_heads": 3, "at": [1, 2, 4])";
+  EXPECT_EQ(TowerNames(R"("layers": {"joints": {"to": "at.count"}},
+      "params": [
+      {"name": "tower.b.{layer}.norm", "role": "tower_whole",
+       "shape": ["hidden"]},
+      {"name": "tower.j.{layer}.fc", "role": "tower_row",
+       "shape": ["mixed", "hidden"], "layers": "joints"},
+      {"name": "tower.last", "role": "tower_connector",
+       "shape": ["text_hidden"]}])",
+                       vision),
+            "tower.b.{0}.norm 6 of 2; tower.j.{0}.fc 48x6 of 3; "
+            "tower.last 8 of 0; ");
+  for (const auto& [param, mistake] :
+       {std::pair(
+            R"({"name": "tower.{layer}.n", "role": "replicated",
+                     "shape": [1]})",
+            "rules.json:3:121: error: tower.params[0].role is replicated, "
+            "and a tower has roles of its own; wanted a role that begins "
+            "with \"tower_\""),
+        std::pair(R"({"name": "tower.{layer}.qkv", "role": "tower_heads",
+                     "shape": [7, 6]})",
+                  "rules.json:4:31: error: tower.params[0].shape: parameter "
+                  "\"tower.{layer}.qkv\" has 7 rows; wanted as many of "
+                  "queries, keys and values"),
+        std::pair(R"({"name": "tower.{layer}.q_proj.weight",
+                     "role": "tower_column", "shape": [6, 6]})",
+                  "rules.json:3:85: error: engines join parameter "
+                  "\"tower.{0}.q_proj.weight\" with "
+                  "\"tower.{0}.k_proj.weight\"; wanted both of role "
+                  "tower_column, with equal columns and layers"),
+        std::pair(R"({"name": "tower.n", "role": "tower_whole",
+                     "shape": ["text_hiden"]})",
+                  "rules.json:4:32: error: tower.params[0].shape[0] is "
+                  "\"text_hiden\": config.json has no key \"text_hiden\"; "
+                  "did you mean \"text_hidden\"?")}) {
+    EXPECT_EQ(TowerNames(absl::StrFormat(R"("params": [%s])", param), vision),
+              mistake);
+  }
+  EXPECT_EQ(TowerNames(R"("params": [])", R"("depth": 2, "hidden_size": 6,
+                       "num_attention_heads": 4)"),
+            "config.json:4:47: error: num_attention_heads 4 does not divide "
+            "hidden_size 6");
+  EXPECT_EQ(Mistakes(Param(R"({"name": "n", "role": "tower_whole",
+                              "shape": [1]})")),
+            "rules.json:1:57: error: params[0].role is tower_whole, and only "
+            "the params of \"tower\" have such roles; wanted another role\n");
+}
+
+TEST(RulesTest, ATowerMayBeAnotherFamilys) {
+  const std::string names = TowerNames(
+      R"("like": "qwen3_vl", "names": {"model.visual.": "tower."})",
+      R"("depth": 2, "hidden_size": 6, "num_heads": 3, "patch_size": 1,
+         "deepstack_visual_indexes": [])");
+  EXPECT_TRUE(names.starts_with("tower.patch_embed.proj.weight 6x3x2x1x1 of"))
+      << names;
+  EXPECT_EQ(TowerNames(R"("like": "llama")", ""),
+            "rules.json:3:82: error: tower.like is \"llama\", which has no "
+            "tower; wanted a family with one");
+}
+
+TEST(RulesTest, RotaryPairsAreOfQueriesAndKeys) {
+  const auto found = [](const std::string& module, const std::string& more,
+                        const std::string& wanted) {
+    const std::string text =
+        Names(absl::StrFormat(
+                  R"({"model_type": "mine", "like": "llama", "params": [
+{"name": "model.layers.{layer}.%s.weight", "rotary_pairs": true}]})",
+                  module),
+              more);
+    EXPECT_NE(text.find(wanted), std::string::npos) << text;
+  };
+  found("mlp.up_proj", "",
+        ".role is mlp_up, which has no rotary pairs; wanted query or key\n");
+  found("self_attn.k_proj", R"(, "head_dim": 3)",
+        "config.json:3:43: error: head_dim 3 is odd; wanted an even one, of "
+        "rotary pairs\n");
+}
+
 TEST(RulesTest, ANewNameOfAFamilyThatIsLikeAnotherStandsOnce) {
   EXPECT_NE(Names(R"({"model_type": "mine", "like": "llama", "params": [
       {"name": "model.layers.{layer}.self_attn.q_norm.weight",
@@ -762,8 +918,8 @@ TEST(RulesTest, NamesAreKeptApart) {
             "the rules of mine that keep names apart");
   EXPECT_EQ(
       Mistakes(Param(kModules, R"(, "vllm": {"names": {"l.{0}.": "m."}})")),
-      "rules.json:1:53: error: vllm.names.l.{0}. is \"m.\"; wanted names "
-      "without braces\n");
+      "rules.json:1:53: error: vllm.names.l.{0}. is \"m.\"; wanted no "
+      "braces but those of {layer}\n");
 }
 
 TEST(RulesTest, MegatronsAttentionNeedsItsNorm) {

@@ -334,8 +334,8 @@ TEST(VisionTowerTest, SglangsProjectorOfALlama4NeedsNoDivisor) {
 
 TEST(VisionTowerTest, AnAdapterThatClassesReadDifferentlyIsRefused) {
   EXPECT_EQ(ReadErrors(Llama4(R"(, "projector_output_dim": 5)")),
-            "projector_output_dim 5 is not projector_input_dim 4, and classes "
-            "differ in what that means; wanted both alike");
+            "projector_output_dim is 5, which is not the projector_input_dim, "
+            "and classes differ in what that means; wanted both alike");
   EXPECT_EQ(ReadErrors(Llama4(R"(, "projector_output_dim": 4,
                 "multi_modal_projector_bias": true)")),
             "multi_modal_projector_bias true is not supported; wanted false");
@@ -427,8 +427,9 @@ TEST(VisionTowerTest, ATowerThatEnginesAlwaysCutIsNotWhole) {
 TEST(VisionTowerTest, AHeadOnTheTowerOfAGemmaIsRefused) {
   for (const std::string more : {"", R"(, "vision_use_head": true)"}) {
     EXPECT_EQ(ReadErrors(Gemma3(more)),
-              "vision_use_head is not false, and gives the tower a head that "
-              "no engine holds; wanted false");
+              absl::StrFormat("vision_use_head is %s, which gives the tower a "
+                              "head that no engine holds; wanted false",
+                              more.empty() ? "missing" : "true"));
   }
 }
 
@@ -439,7 +440,7 @@ std::string Kimi(const std::string& model_type, const std::string& more = "") {
           "text_config": {"hidden_size": 4,
           "num_attention_heads": 2, "vocab_size": 64, "num_hidden_layers": 1,
           "intermediate_size": 8, "first_k_dense_replace": 1,
-          "q_lora_rank": null, "kv_lora_rank": 2, "qk_nope_head_dim": 2,
+          "n_routed_experts": 2, "n_shared_experts": null, "q_lora_rank": null, "kv_lora_rank": 2, "qk_nope_head_dim": 2,
           "qk_rope_head_dim": 2, "v_head_dim": 2}, "vision_config": {"vt_hidden_size": 8,
           "vt_num_hidden_layers": 2, "vt_num_attention_heads": 4,
           "patch_size": 2, "init_pos_emb_height": 3, "init_pos_emb_width": 2,
@@ -491,11 +492,12 @@ TEST(VisionTowerTest, SglangHoldsMlpsOfATowerWholeForOneKimiAlone) {
 TEST(VisionTowerTest, KeysOfAKimisTowerThatDisagreeAreRefused) {
   EXPECT_EQ(ReadErrors(Kimi("kimi_k25", R"(, "hidden_size": 8)")), "");
   EXPECT_EQ(ReadErrors(Kimi("kimi_k25", R"(, "hidden_size": 16)")),
-            "hidden_size 16 is not vt_hidden_size 8, and frameworks differ in "
+            "hidden_size is 16, and vt_hidden_size is 8: frameworks differ in "
             "which they read; wanted both alike");
   EXPECT_EQ(ReadErrors(Kimi("kimi_k25", R"(, "text_hidden_size": 8)")),
-            "text_hidden_size 8 is not the 4 that other keys say, and "
-            "frameworks differ in which they read; wanted both alike");
+            "text_hidden_size is 8, which is not the language model's "
+            "hidden_size, and frameworks differ in which they read; wanted "
+            "both alike");
   EXPECT_EQ(
       ReadErrors(Kimi("kimi_k25", R"(, "mm_projector_type": "patchmergerv2")")),
       "mm_projector_type \"patchmergerv2\" is not supported; wanted "

@@ -28,7 +28,7 @@ OWN_DTYPES = {"deepseek_v4"}
 ABSENT = {"kimi_k2", "kimi_vl"}  # transformers runs them by the checkpoint's own code
 LIVE_TOWERS = TOWERS - {"kimi_k25"}  # its rows are in an order of their own
 FILES = pathlib.Path(__file__).resolve().parents[2] / "compiler" / "model" / "families"
-CLASSES = {rules.stem: re.search(r'"class": "(\w+)"', rules.read_text())[1] for rules in FILES.glob("*.json")}
+CLASSES = {rules.stem: name[1] for rules in FILES.glob("*.json") if (name := re.search(r'"class": "(\w+)"', rules.read_text()))}
 for source in FILES.glob("*.cc"):
     CLASSES |= re.findall(r'model_type = "(\w+)",\s*\.transformers_class = "(\w+)"', source.read_text())
 

@@ -182,7 +182,8 @@ class Evaluator {
   }
 
   // "layer_types.dense": how many words of the config's list are "dense". Of a
-  // string 1 or 0.
+  // string 1 or 0. "sizes.count": how many elements it has; "sizes.0": the
+  // first.
   absl::StatusOr<int64_t> Words(std::string_view key) {
     ++at_;
     const std::string_view word = Next();
@@ -195,6 +196,23 @@ class Evaluator {
       return OfKey(key, absl::NotFoundError(scope_.NoKey(key)));
     }
     const JsonValue::Array* words = value->AsArray();
+    const bool is_element = absl::ascii_isdigit(word[0]);
+    if (is_element || word == "count") {
+      const auto wrong = [&](std::string_view wanted) {
+        return Wrong(absl::StrFormat("config.json has %s as %s, which is no %s",
+                                     Quoted(key), value->Text(), wanted));
+      };
+      if (words == nullptr) return wrong("list");
+      if (!is_element) return static_cast<int64_t>(words->size());
+      size_t at = 0;
+      const auto [end, error] =
+          std::from_chars(word.data(), word.data() + word.size(), at);
+      if (error != std::errc() || end != word.data() + word.size() ||
+          at >= words->size() || (*words)[at].AsInteger() == nullptr) {
+        return wrong(absl::StrFormat("list with an integer at %s", word));
+      }
+      return *(*words)[at].AsInteger();
+    }
     const auto is_word = [&](const JsonValue& found) {
       return found.AsString() != nullptr && *found.AsString() == word;
     };
@@ -233,8 +251,11 @@ class Evaluator {
 }  // namespace
 
 const JsonValue* ExpressionScope::Find(std::string_view key) const {
-  for (const JsonMember& member : config) {
-    if (member.key == key && !member.value.IsNull()) return &member.value;
+  for (const JsonValue::Object* keys : {&config, beside}) {
+    if (keys == nullptr) continue;
+    for (const JsonMember& member : *keys) {
+      if (member.key == key && !member.value.IsNull()) return &member.value;
+    }
   }
   return nullptr;
 }

@@ -23,6 +23,8 @@ struct ExpressionScope {
   const JsonValue::Object& config;
   std::vector<std::pair<std::string, std::optional<int64_t>>> sizes;
   std::vector<std::pair<std::string, int64_t>> defaults = {};
+  // What holds `config`, and has the keys that this lacks; nullptr: nothing.
+  const JsonValue::Object* beside = nullptr;
 
   // nullptr without the key.
   const JsonValue* Find(std::string_view key) const;
@@ -33,7 +35,8 @@ struct ExpressionScope {
 // The value of `text`: integers, true and false (1 and 0), names, + - * / and
 // parentheses; "A or B" is B where the config lacks a key that A names; "not A"
 // is 1 where A is 0; "KEY.WORD" is how many words of a list are WORD, and of a
-// string 1 or 0. "/" must leave no remainder, and "//" drops it. The status
+// string 1 or 0; "KEY.count" is how many elements a list has, and "KEY.0" its
+// first one. "/" must leave no remainder, and "//" drops it. The status
 // says what is wrong, without the text: NotFound for a missing key, Unavailable
 // for a size without a value, else InvalidArgument.
 absl::StatusOr<int64_t> Evaluate(std::string_view text,

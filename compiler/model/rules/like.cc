@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "compiler/model/family.h"
 #include "compiler/model/rules/rules.h"
 #include "plan/nearest_word.h"
 
@@ -16,6 +17,8 @@ namespace refit {
 namespace {
 
 constexpr std::string_view kLike = "like";
+constexpr std::string_view kNames = "names";
+constexpr std::string_view kTower = "tower";
 
 const JsonValue* FindMember(const JsonValue& object, std::string_view key) {
   if (object.AsObject() == nullptr) return nullptr;
@@ -55,18 +58,25 @@ void ChangeObject(const JsonValue::Object& changes, JsonValue::Object& object) {
   }
 }
 
+JsonValue* FindMember(JsonValue::Object& object, std::string_view key) {
+  const auto found =
+      std::find_if(object.begin(), object.end(),
+                   [&](const JsonMember& member) { return member.key == key; });
+  return found == object.end() ? nullptr : &found->value;
+}
+
 std::string TextOf(const JsonValue& object, std::string_view key) {
   const JsonValue* value = FindMember(object, key);
   return value == nullptr ? "" : value->Text();
 }
 
 // A param of a name that the other family has changes all of that name; where
-// some of these are of the layers that it says, those alone. Others stand
-// behind the one that is before them in `changes`.
+// some of these are of the layers that it says, those alone. Others, as a
+// second one of a name, stand behind the one that is before them in `changes`.
 void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
   struct Entry {
     JsonValue param;
-    bool is_inherited = true;
+    bool is_inherited = true;  // and not changed yet
   };
   std::vector<Entry> entries;
   for (JsonValue& param : params) entries.push_back({std::move(param)});
@@ -93,6 +103,7 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
     }
     for (const size_t i : of_name) {
       JsonValue& param = entries[i].param;
+      entries[i].is_inherited = false;
       ChangeObject(*change.AsObject(), std::get<JsonValue::Object>(param.data));
       param.offset = change.offset;
     }
@@ -102,14 +113,69 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
   for (Entry& entry : entries) params.push_back(std::move(entry.param));
 }
 
-}  // namespace
+// What a file says anew; a tower is an object of the same kind.
+void ChangeRules(const JsonValue::Object& changes, JsonValue::Object& rules) {
+  for (const JsonMember& change : changes) {
+    if (change.key == kLike || change.key == kNames) continue;
+    const auto found = std::find_if(
+        rules.begin(), rules.end(),
+        [&](const JsonMember& old) { return old.key == change.key; });
+    if (found == rules.end()) {
+      rules.push_back(change);
+      continue;
+    }
+    found->key_offset = change.key_offset;
+    found->value.offset = change.value.offset;
+    auto* object = std::get_if<JsonValue::Object>(&found->value.data);
+    auto* params = std::get_if<JsonValue::Array>(&found->value.data);
+    const JsonValue::Object* of_change = change.value.AsObject();
+    if (change.value.IsNull()) {
+      rules.erase(found);
+    } else if (object != nullptr && of_change != nullptr) {
+      (change.key == kTower ? ChangeRules : ChangeObject)(*of_change, *object);
+    } else if (params != nullptr && change.key == "params" &&
+               change.value.AsArray() != nullptr) {
+      ChangeParams(*change.value.AsArray(), *params);
+    } else {
+      *found = change;
+    }
+  }
+}
 
-std::optional<JsonValue> CompleteRules(const JsonValue& root,
-                                       const ValueReader& values) {
-  const JsonValue* like = FindMember(root, kLike);
-  if (like == nullptr) return root;
+// Calls the other family's parameters, and what is stored beside them, as this
+// one does.
+void CallAnew(const JsonValue& names, const ValueReader& values,
+              JsonValue::Object& rules) {
+  if (!values.IsObject(names, kNames)) return;
+  std::vector<std::pair<std::string_view, std::string_view>> renames;
+  for (const JsonMember& member : *names.AsObject()) {
+    const std::string* to = values.String(
+        member.value, absl::StrFormat("%s.%s", kNames, member.key));
+    if (to != nullptr) renames.emplace_back(member.key, *to);
+  }
+  const auto rename = [&](JsonValue* value) {
+    if (value == nullptr) return;
+    if (auto* name = std::get_if<std::string>(&value->data)) {
+      *name = Renamed(*name, renames);
+    }
+  };
+  if (JsonValue* params = FindMember(rules, "params")) {
+    for (JsonValue& param : std::get<JsonValue::Array>(params->data)) {
+      rename(FindMember(std::get<JsonValue::Object>(param.data), "name"));
+    }
+  }
+  if (JsonValue* globs = FindMember(rules, "stored_beside")) {
+    for (JsonValue& glob : std::get<JsonValue::Array>(globs->data)) {
+      rename(&glob);
+    }
+  }
+}
+
+// The rules of another family that a file names, with that file's places.
+std::optional<JsonValue> RulesOf(const JsonValue& like,
+                                 const ValueReader& values) {
   const std::string* name =
-      values.String(*like, kLike, "a family that is a file of rules");
+      values.String(like, kLike, "a family that is a file of rules");
   if (name == nullptr) return std::nullopt;
   const BuiltInRules* other = FindBuiltInRules(*name);
   if (other == nullptr) {
@@ -119,11 +185,11 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
     }
     const std::string nearest = NearestWord(*name, known);
     values.Error(
-        *like, absl::StrFormat(
-                   "like is %s, which is no family of rules; %s", Quoted(*name),
-                   nearest.empty()
-                       ? absl::StrCat("wanted ", Alternatives(known))
-                       : absl::StrFormat("did you mean %s?", Quoted(nearest))));
+        like, absl::StrFormat(
+                  "like is %s, which is no family of rules; %s", Quoted(*name),
+                  nearest.empty()
+                      ? absl::StrCat("wanted ", Alternatives(known))
+                      : absl::StrFormat("did you mean %s?", Quoted(nearest))));
     return std::nullopt;
   }
   auto source = std::make_shared<const SourceFile>(
@@ -131,9 +197,52 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
   JsonValue rules = *CompleteRules(
       ParseJson(source, source->text, values.diagnostics())->root, values);
   // Mistakes in what the other family says stand where it is named.
-  MoveTo(like->offset, rules);
-  rules.offset = root.offset;
-  auto& members = std::get<JsonValue::Object>(rules.data);
+  MoveTo(like.offset, rules);
+  return rules;
+}
+
+// The tower of another family, changed by what this one says of its own.
+std::optional<JsonValue> CompleteTower(const JsonValue& tower,
+                                       const ValueReader& values) {
+  const JsonValue* like = FindMember(tower, kLike);
+  if (like == nullptr) return tower;
+  const std::optional<JsonValue> other = RulesOf(*like, values);
+  if (!other.has_value()) return std::nullopt;
+  const JsonValue* of_other = FindMember(*other, kTower);
+  if (of_other == nullptr) {
+    values.Error(*like, absl::StrFormat("tower.like is %s, which has no tower; "
+                                        "wanted a family with one",
+                                        like->Text()));
+    return std::nullopt;
+  }
+  JsonValue completed = *of_other;
+  completed.offset = tower.offset;
+  auto& members = std::get<JsonValue::Object>(completed.data);
+  if (const JsonValue* names = FindMember(tower, kNames)) {
+    CallAnew(*names, values, members);
+  }
+  ChangeRules(*tower.AsObject(), members);
+  return completed;
+}
+
+}  // namespace
+
+std::optional<JsonValue> CompleteRules(const JsonValue& root,
+                                       const ValueReader& values) {
+  if (root.AsObject() == nullptr) return root;
+  JsonValue changes = root;
+  auto& changed = std::get<JsonValue::Object>(changes.data);
+  if (JsonValue* tower = FindMember(changed, kTower)) {
+    const std::optional<JsonValue> completed = CompleteTower(*tower, values);
+    if (!completed.has_value()) return std::nullopt;
+    *tower = *completed;
+  }
+  const JsonValue* like = FindMember(root, kLike);
+  if (like == nullptr) return changes;
+  std::optional<JsonValue> rules = RulesOf(*like, values);
+  if (!rules.has_value()) return std::nullopt;
+  rules->offset = root.offset;
+  auto& members = std::get<JsonValue::Object>(rules->data);
   // Nobody has read whether the frameworks' classes of both are alike, and the
   // other's name is not this one's.
   members.erase(std::remove_if(members.begin(), members.end(),
@@ -145,28 +254,10 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
                                         member.key == "transformers";
                                }),
                 members.end());
-  for (const JsonMember& change : *root.AsObject()) {
-    if (change.key == kLike) continue;
-    const auto found = std::find_if(
-        members.begin(), members.end(),
-        [&](const JsonMember& old) { return old.key == change.key; });
-    if (found == members.end()) {
-      members.push_back(change);
-      continue;
-    }
-    found->key_offset = change.key_offset;
-    found->value.offset = change.value.offset;
-    auto* object = std::get_if<JsonValue::Object>(&found->value.data);
-    auto* params = std::get_if<JsonValue::Array>(&found->value.data);
-    if (object != nullptr && change.value.AsObject() != nullptr) {
-      ChangeObject(*change.value.AsObject(), *object);
-    } else if (params != nullptr && change.key == "params" &&
-               change.value.AsArray() != nullptr) {
-      ChangeParams(*change.value.AsArray(), *params);
-    } else {
-      *found = change;
-    }
+  if (const JsonValue* names = FindMember(root, kNames)) {
+    CallAnew(*names, values, members);
   }
+  ChangeRules(changed, members);
   return rules;
 }
 

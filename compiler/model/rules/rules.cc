@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "compiler/job/keys.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/model/json_file.h"
@@ -36,6 +37,7 @@ constexpr int64_t kCountMax = 100'000;
 constexpr std::string_view kLayer = "{layer}";
 constexpr std::string_view kExpert = "{expert}";
 constexpr std::string_view kOrNone = " or []";
+constexpr std::string_view kTower = "tower";
 
 constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"embedding", kEmbedding},
@@ -95,6 +97,7 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"stacked_expert_down", kStackedExpertDown},
     {"fused_expert_gate_up", kFusedExpertGateUp},
     {"fused_expert_gate_up_bias", kFusedExpertGateUpBias},
+    {"fused_expert_gate_then_up", kFusedExpertGateThenUp},
     {"fused_expert_down", kFusedExpertDown},
     {"fused_expert_down_bias", kFusedExpertDownBias},
     {"experts_latent_down", kLatentDown},
@@ -112,6 +115,12 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"replicated", kReplicated},
     {"first_stage", kFirstStage},
     {"last_stage", kLastStage},
+    {"tower_column", kTowerColumn},
+    {"tower_row", kTowerRow},
+    {"tower_heads", kTowerHeads},
+    {"tower_whole", kTowerWhole},
+    {"tower_connector", kTowerConnector},
+    {"tower_positions", kTowerPositions},
 };
 
 // Sizes that layouts read, and what each is unless the file says.
@@ -154,7 +163,20 @@ constexpr KnownSize<MambaSizes> kMambaSizes[] = {
     {"mamba_state", "0", 0, kPartMax, &MambaSizes::state},
 };
 constexpr std::string_view kTied = "tied";
+constexpr std::string_view kTiedKey = "tie_word_embeddings";
 constexpr std::string_view kTiedOtherwise = "tie_word_embeddings or false";
+// Of a vision tower, whose layers the model's do not count.
+struct TowerSizes {
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+};
+constexpr KnownSize<TowerSizes> kTowerSizes[] = {
+    {"layers", "num_hidden_layers", 1, kCountMax, &TowerSizes::layers},
+    {"hidden", "hidden_size", 1, kExtentMax, &TowerSizes::hidden},
+    {"heads", "num_attention_heads", 1, kExtentMax, &TowerSizes::heads},
+};
+constexpr std::string_view kOfText = "text_config.";
 
 // Rows of these stand in one tensor of a framework, so that their other
 // dimensions are equal; of the first two of a gated MLP the rows too.
@@ -293,24 +315,66 @@ constexpr TraitWord<SglangTraits::SharedFusion> kSharedFusionWords[] = {
 constexpr TraitWord<SglangTraits::Embedding> kEmbeddingWords[] = {
     {"first_stage", SglangTraits::Embedding::kFirstStage},
     {"every_stage", SglangTraits::Embedding::kEveryStage},
-    {"whole", SglangTraits::Embedding::kWhole}};
+    {"whole", SglangTraits::Embedding::kWhole},
+    {"whole_beside_dp_attention",
+     SglangTraits::Embedding::kWholeBesideDpAttention}};
+
+bool HasDType(ConfigReader& config) {
+  return config.Has("dtype") || config.Has("torch_dtype");
+}
+
+// Reports a dtype that the tower alone has. Where the model has one, this is
+// the tower's too: frameworks do not heed the tower's own.
+void CheckTowerDType(ConfigReader& vision, ConfigReader& text) {
+  if (HasDType(text) || !HasDType(vision)) return;
+  if (vision.WeightDType() == text.WeightDType()) return;
+  const std::string key = vision.Has("dtype") ? "dtype" : "torch_dtype";
+  vision.Error(
+      key, absl::StrFormat("%s %s is of the vision tower alone, and frameworks "
+                           "differ in what dtype the model then has; wanted "
+                           "\"%s\" beside vision_config",
+                           key, vision.String(key), key));
+}
 
 // Reads the file into the model, in the order of its parts: each uses those
-// before.
+// before. The rules of a tower are read by a reader of their own.
 class RulesReader {
  public:
+  // `config` is what the whole file says, of which the language model's keys
+  // are a part where there is a tower.
   RulesReader(const ValueReader& values, const JsonValue& root,
-              bool is_compiled_in, ConfigReader& config, Model& model)
+              bool is_compiled_in, ConfigReader& config, ConfigReader& whole,
+              Model& model)
       : values_(values),
         reader_(values, root, ""),
         config_(config),
+        whole_(whole),
         scope_({.config = config.members(), .sizes = {}}),
         model_(model),
-        is_compiled_in_(is_compiled_in) {}
+        is_compiled_in_(is_compiled_in) {
+    if (&config != &whole) scope_.beside = &whole.members();
+  }
 
   void Read();
 
  private:
+  // Of the tower of the model that `text` reads.
+  RulesReader(const JsonValue& tower, ConfigReader& vision,
+              const RulesReader& text)
+      : values_(text.values_),
+        reader_(text.values_, tower, std::string(kTower)),
+        config_(vision),
+        whole_(vision),
+        scope_({.config = vision.members(), .sizes = {}}),
+        model_(text.model_),
+        is_compiled_in_(text.is_compiled_in_),
+        is_tower_(true),
+        dtype_(text.dtype_) {
+    for (const auto& [name, value] : text.scope_.sizes) {
+      scope_.sizes.emplace_back(absl::StrFormat("text_%s", name), value);
+    }
+  }
+
   struct Rule {
     size_t param;  // of model_.params
     const JsonValue* value;
@@ -321,6 +385,14 @@ class RulesReader {
   // of some, and pairs that say one thing.
   void ReadKeys();
   void ReadSizes();
+  // Whether the head is the embedding. Where there is a tower, frameworks take
+  // the key beside the language model's.
+  bool ReadTied(absl::Span<const JsonMember> sizes, const Place& place);
+  // Sizes of the file that no layout reads, behind those that one does.
+  void ReadOwnSizes(absl::Span<const JsonMember> members);
+  // The part of the model that reads images, before the language model.
+  void ReadTower();
+  void ReadAsTower();
   // The value of a size that layouts read, which all others may name.
   template <typename Sizes>
   int64_t ReadKnownSize(const KnownSize<Sizes>& size,
@@ -342,6 +414,10 @@ class RulesReader {
   void CheckLayersAlike(const JsonMember& list, const std::string& path,
                         const std::vector<int32_t>& layers,
                         const std::string& by);
+  // The same of a list of layers' numbers.
+  void CheckNumbersAlike(const JsonMember& list,
+                         const std::vector<int32_t>& layers,
+                         const std::string& by);
   void ReadParams();
   // What is known of the layers that predict more tokens.
   void ReadMtpLayers();
@@ -358,6 +434,8 @@ class RulesReader {
   void CheckCompanions();
   void CheckStackedExperts();
   void CheckJoined();
+  // Engines join the three projections of a tower's attention.
+  void CheckTowerProjections();
   void CheckFusion(const Fusion& fusion, const JsonValue& value,
                    const std::string& path);
 
@@ -387,28 +465,39 @@ class RulesReader {
     return own_->texts.back().front();
   }
   Architecture& architecture() { return model_.architecture; }
+  int64_t layers() const {
+    return is_tower_ ? tower_.layers : model_.architecture.layers;
+  }
+  int64_t all_layers() const {
+    return is_tower_ ? tower_.layers : model_.architecture.all_layers();
+  }
   Diagnostics& diagnostics() { return values_.diagnostics(); }
 
   const ValueReader& values_;
   ObjectReader reader_;
   ConfigReader& config_;
+  ConfigReader& whole_;
   ExpressionScope scope_;
   Model& model_;
   const bool is_compiled_in_;
+  const bool is_tower_ = false;
+  TowerSizes tower_;                   // of a tower
   DType dtype_ = DType::kUnspecified;  // of the config
   bool has_sizes_ = false;             // and layers, all of them
   int64_t mtp_layers_ = 0;             // also if the job leaves them out
   std::set<std::string> reported_;     // keys of the config
   std::shared_ptr<OwnFamily> own_ = std::make_shared<OwnFamily>();
   std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
-  std::vector<Rule> rules_;  // of each param
-  std::string head_;         // the name of a tied one
+  std::vector<Rule> rules_;         // of each param
+  std::vector<std::string> names_;  // in the file, also of absent params
+  std::string head_;                // the name of a tied one
 };
 
 void RulesReader::Read() {
   const int64_t errors_before = diagnostics().error_count();
   const auto ok = [&] { return diagnostics().error_count() == errors_before; };
   if (!is_compiled_in_) model_.place = reader_.place();
+  if (&config_ != &whole_) model_.quant_method = config_.QuantMethod();
   dtype_ = config_.WeightDType();
   model_.own_family = std::shared_ptr<const Family>(own_, &own_->family);
   model_.architecture.family = &own_->family;
@@ -416,16 +505,19 @@ void RulesReader::Read() {
   ReadKeys();
   ReadSizes();
   ReadLayerSets();
+  ReadTower();
   ReadRefusals();
   has_sizes_ = ok();
   ReadParams();
   Located<std::vector<std::string>> globs;
   reader_.Read("stored_beside", {}, globs);
-  model_.stored_beside = std::move(globs.value);
+  model_.stored_beside.insert(model_.stored_beside.end(), globs.value.begin(),
+                              globs.value.end());
   ReadMtpLayers();
   if (ok()) CheckNoNameTwice();
   if (ok()) CheckRolesOfLayers();
   if (ok()) {
+    CheckTowerProjections();
     CheckJoined();
     CheckCompanions();
     CheckStackedExperts();
@@ -433,7 +525,7 @@ void RulesReader::Read() {
   }
   for (const std::string_view key :
        {"model_type", "like", "defaults", "needed", "only", "alike", "refuse",
-        "sizes", "layers", "params", "stored_beside", "vllm", "sglang",
+        "sizes", "layers", "params", "stored_beside", "tower", "vllm", "sglang",
         "megatron", "transformers"}) {
     reader_.Find(key);
   }
@@ -448,7 +540,7 @@ void RulesReader::ReadModelType() {
   own_->model_type = *type;
   own_->family.model_type = own_->model_type;
   own_->family.of_file = !is_compiled_in_;
-  const std::string found = config_.String("model_type");
+  const std::string found = whole_.String("model_type");
   if (found.empty() || found == *type) return;
   values_.Error(*value, absl::StrFormat("model_type %s, but config.json is of "
                                         "model_type %s; wanted the same",
@@ -459,7 +551,7 @@ void RulesReader::ReadKeys() {
   for (const JsonMember& member : Members("defaults")) {
     if (config_.IsThere(member.key)) continue;
     const std::optional<int64_t> number =
-        Number(member.value, absl::StrCat("defaults.", member.key),
+        Number(member.value, reader_.PathOf("defaults." + member.key),
                {.min = 0, .max = kExtentMax});
     if (number.has_value()) scope_.defaults.emplace_back(member.key, *number);
   }
@@ -481,10 +573,50 @@ void RulesReader::ReadKeys() {
   }
   for (const JsonMember& member : Members("alike")) {
     const std::string* other =
-        values_.String(member.value, absl::StrCat("alike.", member.key),
+        values_.String(member.value, reader_.PathOf("alike." + member.key),
                        "a key of config.json");
-    if (other != nullptr) config_.CheckAlike(member.key, *other);
+    if (other == nullptr || other->starts_with(kOfText)) continue;
+    config_.CheckAlike(member.key, *other);
   }
+}
+
+bool RulesReader::ReadTied(absl::Span<const JsonMember> sizes,
+                           const Place& place) {
+  if (&config_ == &whole_) {
+    return ReadKnownSize<Architecture>({kTied, kTiedOtherwise, 0, 1, nullptr},
+                                       sizes, place) != 0;
+  }
+  const JsonValue* otherwise = nullptr;
+  for (const JsonMember& member : Members("defaults")) {
+    if (member.key == kTiedKey) otherwise = &member.value;
+  }
+  if (otherwise == nullptr && !whole_.Has(kTiedKey)) {
+    whole_.Error(kTiedKey,
+                 absl::StrFormat("missing key \"%s\": classes of this model "
+                                 "differ in what that means; wanted true or "
+                                 "false",
+                                 kTiedKey));
+    return false;
+  }
+  const bool tied = whole_.FlagOr(
+      kTiedKey, otherwise != nullptr && otherwise->AsBool() != nullptr &&
+                    *otherwise->AsBool());
+  scope_.sizes.emplace_back(kTied, tied);
+  const absl::Span<const JsonMember> alike = Members("alike");
+  const bool is_checked =
+      std::any_of(alike.begin(), alike.end(),
+                  [](const JsonMember& pair) { return pair.key == kTiedKey; });
+  if (is_checked && config_.FlagOr(kTiedKey, tied) != tied) {
+    config_.Error(
+        kTiedKey,
+        absl::StrFormat("%s of text_config is %s, and the one beside it %s%s: "
+                        "frameworks differ in which they take; wanted both "
+                        "alike",
+                        kTiedKey, tied ? "false" : "true",
+                        tied ? "true" : "false",
+                        whole_.Has(kTiedKey) ? "" : " by default"));
+  }
+  return tied;
 }
 
 bool RulesReader::ReportConfig(std::string_view expression,
@@ -498,12 +630,13 @@ bool RulesReader::ReportConfig(std::string_view expression,
   // Several sizes may be made of it.
   if (!reported_.insert(key).second) return true;
   const JsonValue* value = scope_.Find(key);
-  config_.Error(
-      key,
-      value == nullptr
-          ? absl::StrFormat("missing key %s; wanted an integer", Quoted(key))
-          : absl::StrFormat("%s is %s; wanted an integer from %d to %d", key,
-                            value->Text(), range.min, range.max));
+  if (value == nullptr) {
+    config_.Size(key);  // which reports it
+    return true;
+  }
+  config_.Error(key, absl::StrFormat("%s is %s; wanted an integer from %d to "
+                                     "%d",
+                                     key, value->Text(), range.min, range.max));
   return true;
 }
 
@@ -552,7 +685,9 @@ int64_t RulesReader::ReadKnownSize(const KnownSize<Sizes>& size,
                    [&](const JsonMember& m) { return m.key == size.name; });
   std::optional<int64_t> value;
   if (given != members.end()) {
-    value = Number(given->value, absl::StrFormat("sizes.%s", size.name), range);
+    value =
+        Number(given->value,
+               reader_.PathOf(absl::StrFormat("sizes.%s", size.name)), range);
   } else {
     const absl::StatusOr<int64_t> number = Evaluate(size.otherwise, scope_);
     const bool fits =
@@ -610,9 +745,7 @@ void RulesReader::ReadSizes() {
   }
   mtp_layers_ = architecture().mtp_layers;
   if (!model_.mtp) architecture().mtp_layers = 0;
-  architecture().tied =
-      ReadKnownSize<Architecture>({kTied, kTiedOtherwise, 0, 1, nullptr},
-                                  members, place) != 0;
+  architecture().tied = ReadTied(members, place);
   architecture().index_rope_interleaved =
       ReadKnownSize<Architecture>(
           {"index_rope_interleaved", "0", 0, 1, nullptr}, members, place) != 0;
@@ -625,18 +758,7 @@ void RulesReader::ReadSizes() {
   if (architecture().mamba.has_value()) {
     architecture().mamba->sglang_groups = architecture().mamba->groups;
   }
-  const size_t of_layouts = scope_.sizes.size();
-  for (const JsonMember& member : members) {
-    const auto end = scope_.sizes.begin() + static_cast<ptrdiff_t>(of_layouts);
-    if (std::any_of(scope_.sizes.begin(), end, [&](const auto& size) {
-          return size.first == member.key;
-        })) {
-      continue;
-    }
-    scope_.sizes.emplace_back(
-        member.key, Number(member.value, absl::StrCat("sizes.", member.key),
-                           {.min = 0, .max = kExtentMax}));
-  }
+  ReadOwnSizes(members);
   const auto check_divides = [&](std::string_view name,
                                  std::string_view of_name) {
     const absl::StatusOr<int64_t> size = Evaluate(name, scope_);
@@ -664,6 +786,89 @@ void RulesReader::ReadSizes() {
   }
 }
 
+void RulesReader::ReadOwnSizes(absl::Span<const JsonMember> members) {
+  const size_t of_layouts = scope_.sizes.size();
+  for (const JsonMember& member : members) {
+    const auto end = scope_.sizes.begin() + static_cast<ptrdiff_t>(of_layouts);
+    if (std::any_of(scope_.sizes.begin(), end, [&](const auto& size) {
+          return size.first == member.key;
+        })) {
+      continue;
+    }
+    scope_.sizes.emplace_back(
+        member.key, Number(member.value, reader_.PathOf("sizes." + member.key),
+                           {.min = 0, .max = kExtentMax}));
+  }
+}
+
+void RulesReader::ReadTower() {
+  const JsonValue* value = reader_.Find(kTower);
+  if (value == nullptr || !values_.IsObject(*value, kTower)) return;
+  own_->family.tower = true;
+  ObjectReader reader(values_, *value, std::string(kTower));
+  bool always_cut = false;
+  ReadFlag(reader, "always_cut", always_cut);
+  own_->family.whole_tower = !always_cut;
+  if (model_.vision) {
+    ConfigReader vision = whole_.Vision();
+    CheckTowerDType(vision, config_);
+    RulesReader tower(*value, vision, *this);
+    tower.ReadAsTower();
+    rules_ = std::move(tower.rules_);
+    names_ = std::move(tower.names_);
+    for (const KnownSize<TowerSizes>& size : kTowerSizes) {
+      scope_.sizes.emplace_back(absl::StrFormat("tower_%s", size.name),
+                                tower.tower_.*size.member);
+    }
+    return;
+  }
+  Located<std::vector<std::string>> globs;
+  reader.Read("stored_beside", {}, globs);
+  model_.stored_beside = std::move(globs.value);
+  const JsonValue* params = reader.Find("params");
+  if (params == nullptr || params->AsArray() == nullptr) return;
+  for (const JsonValue& param : *params->AsArray()) {
+    if (param.AsObject() == nullptr) continue;
+    const JsonValue* name = ObjectReader(values_, param, "").Peek("name");
+    if (name != nullptr && name->AsString() != nullptr) {
+      names_.push_back(*name->AsString());
+    }
+  }
+}
+
+void RulesReader::ReadAsTower() {
+  const int64_t errors_before = diagnostics().error_count();
+  ReadKeys();
+  const absl::Span<const JsonMember> members = Members("sizes");
+  for (const KnownSize<TowerSizes>& size : kTowerSizes) {
+    tower_.*size.member = ReadKnownSize(size, members, reader_.place());
+  }
+  architecture().tower_heads = tower_.heads;
+  if (tower_.hidden % tower_.heads != 0) {
+    const auto given =
+        std::find_if(members.begin(), members.end(),
+                     [](const JsonMember& m) { return m.key == "heads"; });
+    std::string_view key = "num_attention_heads";
+    if (given != members.end() && given->value.AsString() != nullptr) {
+      key = *given->value.AsString();
+      key = key.substr(0, key.find(" or "));
+    }
+    config_.Error(key, absl::StrFormat("%s %d does not divide hidden_size %d",
+                                       key, tower_.heads, tower_.hidden));
+  }
+  ReadOwnSizes(members);
+  ReadLayerSets();
+  ReadRefusals();
+  has_sizes_ = diagnostics().error_count() == errors_before;
+  ReadParams();
+  for (const std::string_view key :
+       {"always_cut", "defaults", "needed", "only", "alike", "refuse", "sizes",
+        "layers", "params", "stored_beside"}) {
+    reader_.Find(key);
+  }
+  reader_.RejectOtherKeys();
+}
+
 void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                               const std::string& path) {
   const auto report = [&](std::string_view found, std::string_view wanted) {
@@ -671,6 +876,12 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                                          WordOf(role), found, wanted));
   };
   const std::optional<LatentAttention>& latent = architecture().latent;
+  if (IsTower(role) != is_tower_) {
+    return report(
+        is_tower_ ? "a tower has roles of its own"
+                  : "only the params of \"tower\" have such roles",
+        is_tower_ ? "a role that begins with \"tower_\"" : "another role");
+  }
   if (WordOf(role).starts_with("mamba_") && !architecture().mamba.has_value()) {
     return report("the model has no Mamba mixers", "\"mamba_heads\" in sizes");
   }
@@ -707,7 +918,7 @@ void RulesReader::ReadLayerSets() {
             .numbers;
   }
   for (const JsonMember& member : Members("layers")) {
-    const std::string path = absl::StrCat("layers.", member.key);
+    const std::string path = reader_.PathOf("layers." + member.key);
     if (!values_.IsObject(member.value, path)) continue;
     const std::vector<int32_t>& layers = layer_sets_[member.key] =
         LayerSet(member.value, path);
@@ -717,7 +928,7 @@ void RulesReader::ReadLayerSets() {
 
 void RulesReader::ReadRefusals() {
   for (const JsonMember& member : Members("refuse")) {
-    const std::string path = absl::StrCat("refuse.", member.key);
+    const std::string path = reader_.PathOf("refuse." + member.key);
     if (!values_.IsObject(member.value, path)) continue;
     ObjectReader reader(values_, member.value, path);
     const JsonValue* condition = reader.Require("if", "an expression");
@@ -748,8 +959,8 @@ std::vector<std::string> RulesReader::WordsOfLayers(std::string_view key) {
 std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
                                            const std::string& path) {
   ObjectReader reader(values_, value, path);
-  const int64_t layers = architecture().layers;
-  const int64_t all_layers = architecture().all_layers();
+  const int64_t layers = this->layers();
+  const int64_t all_layers = this->all_layers();
   const auto bound = [&](std::string_view key, int64_t otherwise) {
     const JsonValue* bound = reader.Find(key);
     if (bound == nullptr) return otherwise;
@@ -847,7 +1058,9 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
   }
   reader.RejectOtherKeys();
   std::vector<int32_t> numbers;
-  for (int64_t layer = from; layer < std::min(to, all_layers); ++layer) {
+  // Parts of a tower are counted by a number of their own.
+  const int64_t end = is_tower_ ? to : std::min(to, all_layers);
+  for (int64_t layer = from; layer < end; ++layer) {
     if (every > 1 && (layer + 1) % every != 0) continue;
     if (left_out.contains(layer)) continue;
     if (!types.empty() && (layer >= layers || types[layer] != type)) continue;
@@ -871,9 +1084,11 @@ void RulesReader::CheckLayersAlike(const JsonMember& list,
                                    const std::string& path,
                                    const std::vector<int32_t>& layers,
                                    const std::string& by) {
+  if (list.value.AsBool() != nullptr)
+    return CheckNumbersAlike(list, layers, by);
   const std::string* word =
       values_.String(list.value, absl::StrCat(path, ".", list.key));
-  const int64_t count = architecture().layers;
+  const int64_t count = this->layers();
   if (word == nullptr || scope_.Find(list.key) == nullptr) return;
   if (!Evaluate("layers", scope_).ok()) return;
   const std::vector<std::string> words = WordsOfLayers(list.key);
@@ -896,6 +1111,22 @@ void RulesReader::CheckLayersAlike(const JsonMember& list,
   }
 }
 
+void RulesReader::CheckNumbersAlike(const JsonMember& list,
+                                    const std::vector<int32_t>& layers,
+                                    const std::string& by) {
+  if (scope_.Find(list.key) == nullptr) return;
+  std::vector<int64_t> listed = config_.IntegersOr(list.key, {});
+  std::sort(listed.begin(), listed.end());
+  if (std::equal(listed.begin(), listed.end(), layers.begin(), layers.end())) {
+    return;
+  }
+  config_.Error(list.key,
+                absl::StrFormat("%s names other layers than %s does: "
+                                "frameworks differ in which they read; wanted "
+                                "both alike",
+                                list.key, by));
+}
+
 void RulesReader::ReadParams() {
   const JsonValue* value = reader_.Require("params", "an array of parameters");
   if (value == nullptr) return;
@@ -904,7 +1135,7 @@ void RulesReader::ReadParams() {
   if (array == nullptr) return;
   if (!is_compiled_in_) model_.place = values_.PlaceOf(*value);
   for (size_t i = 0; i < array->size(); ++i) {
-    ReadParam((*array)[i], absl::StrFormat("params[%d]", i));
+    ReadParam((*array)[i], reader_.PathOf(absl::StrFormat("params[%d]", i)));
   }
   if (architecture().tied && !head_.empty()) {
     const auto embedding = std::find_if(
@@ -940,6 +1171,8 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   const JsonValue* condition = reader.Find("if");
   Located<DType> dtype = {.value = dtype_};
   ReadMember(reader, {.name = "dtype"}, dtype);
+  Located<bool> rotary_pairs;
+  reader.Read("rotary_pairs", {}, rotary_pairs);
   reader.RejectOtherKeys();
   if (name == nullptr || shape == nullptr || role == nullptr) return;
 
@@ -951,6 +1184,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
       values_.Array(*shape, reader.PathOf("shape"), "an array of sizes");
   if (name_text == nullptr || role_text == nullptr || extents == nullptr)
     return;
+  names_.push_back(*name_text);
 
   const auto* const known =
       std::find_if(std::begin(kRoles), std::end(kRoles),
@@ -999,7 +1233,10 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   const bool of_layer = replace(kLayer, "{0}");
   const bool of_expert = replace(kExpert, "{1}");
   const RoleForm form = FormOf(param.role);
-  const bool layer_wanted = form.scope != RoleScope::kModel;
+  // A tower has numbered parts and others, of the same roles.
+  const bool layer_wanted = form.scope == RoleScope::kTower
+                                ? of_layer
+                                : form.scope != RoleScope::kModel;
   const bool expert_wanted = form.scope == RoleScope::kExpert;
   if (of_layer != layer_wanted || of_expert != expert_wanted) {
     values_.Error(
@@ -1012,7 +1249,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     return;
   }
   if (of_layer) {
-    param.index.push_back(Consecutive(0, architecture().all_layers()));
+    param.index.push_back(Consecutive(0, all_layers()));
   }
   if (layers != nullptr) {
     const std::string* set =
@@ -1075,6 +1312,26 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     param.shape.push_back(2);
     param.split = Split::kLastInPairs;
   }
+  if (rotary_pairs.value) {
+    if (param.role != kQuery && param.role != kKey) {
+      values_.Error(*role, absl::StrFormat("%s is %s, which has no rotary "
+                                           "pairs; wanted query or key",
+                                           reader.PathOf("role"), *role_text));
+      return;
+    }
+    const int64_t head_dim = architecture().head_dim;
+    if (head_dim % 2 != 0) {
+      if (!reported_.insert("head_dim").second) return;
+      config_.Error("head_dim",
+                    absl::StrFormat("head_dim %d is odd; wanted an even one, "
+                                    "of rotary pairs",
+                                    head_dim));
+      return;
+    }
+    param.shape[0] /= head_dim;
+    param.shape.insert(param.shape.begin() + 1, {head_dim / 2, 2});
+    param.split = Split::kRowsInHeadPairs;
+  }
   const std::string mistake = ShapeMistake(param, architecture());
   if (!mistake.empty()) {
     values_.Error(*shape,
@@ -1102,9 +1359,10 @@ void RulesReader::ReadMtpLayers() {
     if (!own_->family.knows_mtp) architecture().mtp_layers = 0;
     return;
   }
-  const auto of_layer =
-      std::find_if(model_.params.begin(), model_.params.end(),
-                   [](const Param& param) { return !param.index.empty(); });
+  const auto of_layer = std::find_if(
+      model_.params.begin(), model_.params.end(), [](const Param& param) {
+        return !param.index.empty() && !IsTower(param.role);
+      });
   if (of_layer == model_.params.end()) return;
   const std::string prefix =
       of_layer->name.substr(0, of_layer->name.find("{0}"));
@@ -1143,7 +1401,7 @@ void RulesReader::CheckRolesOfLayers() {
   std::map<std::pair<ParamRole, int32_t>, const Rule*> seen;
   for (const Rule& rule : rules_) {
     const Param& param = model_.params[rule.param];
-    if (IsPlainModule(param.role)) continue;
+    if (IsPlainModule(param.role) || IsTower(param.role)) continue;
     std::vector<int32_t> layers = {-1};
     if (!param.index.empty()) layers = param.index[0].numbers;
     for (const int32_t layer : layers) {
@@ -1173,6 +1431,40 @@ void RulesReader::CheckRolesOfLayers() {
   }
 }
 
+void RulesReader::CheckTowerProjections() {
+  constexpr std::string_view kProjections[] = {"q_proj", "k_proj", "v_proj"};
+  for (const Rule& rule : rules_) {
+    const Param& param = model_.params[rule.param];
+    const std::string_view module = ModuleOf(param.name);
+    if (!IsTower(param.role) || param.index.empty() ||
+        std::find(std::begin(kProjections), std::end(kProjections), module) ==
+            std::end(kProjections)) {
+      continue;
+    }
+    for (const std::string_view beside : kProjections) {
+      const std::string name = WithModule(param.name, beside);
+      const bool fits =
+          param.role == kTowerColumn &&
+          std::any_of(model_.params.begin(), model_.params.end(),
+                      [&](const Param& other) {
+                        return other.name == name && other.role == param.role &&
+                               other.index == param.index &&
+                               other.shape.size() == param.shape.size() &&
+                               std::equal(other.shape.begin() + 1,
+                                          other.shape.end(),
+                                          param.shape.begin() + 1);
+                      });
+      if (fits) continue;
+      values_.Error(*rule.value,
+                    absl::StrFormat("engines join parameter %s with %s; wanted "
+                                    "both of role tower_column, with equal "
+                                    "columns and layers",
+                                    Quoted(param.name), Quoted(name)));
+      return;
+    }
+  }
+}
+
 void RulesReader::CheckJoined() {
   for (const JoinedRoles& together : kJoined) {
     std::map<int32_t, const Rule*> first;
@@ -1184,8 +1476,10 @@ void RulesReader::CheckJoined() {
           const auto [it, is_new] = first.try_emplace(layer, &rule);
           const Param& other = model_.params[it->second->param];
           const auto begin = static_cast<ptrdiff_t>(together.from_dim);
-          if (std::equal(param.shape.begin() + begin, param.shape.end(),
-                         other.shape.begin() + begin, other.shape.end())) {
+          const Dims shape = param.StoredShape();
+          const Dims of_other = other.StoredShape();
+          if (std::equal(shape.begin() + begin, shape.end(),
+                         of_other.begin() + begin, of_other.end())) {
             continue;
           }
           values_.Error(
@@ -1193,8 +1487,8 @@ void RulesReader::CheckJoined() {
               absl::StrFormat(
                   "parameter %s has %d x %d elements, and %s, which frameworks "
                   "join with it, %d x %d; wanted equal %s",
-                  Quoted(param.name), param.shape[0], param.shape[1],
-                  Quoted(other.name), other.shape[0], other.shape[1],
+                  Quoted(param.name), shape[0], shape[1], Quoted(other.name),
+                  of_other[0], of_other[1],
                   together.from_dim == 0 ? "shapes" : "columns"));
           return;
         }
@@ -1209,7 +1503,9 @@ void RulesReader::CheckCompanions() {
     RuleOfLayer layers;
     for (const Rule& rule : rules_) {
       const Param& param = model_.params[rule.param];
-      if (param.role != role) continue;
+      const bool is_other_order =
+          role == kFusedExpertGateUp && param.role == kFusedExpertGateThenUp;
+      if (param.role != role && !is_other_order) continue;
       for (const int32_t layer : param.index[0].numbers) layers[layer] = &rule;
     }
     return layers;
@@ -1255,6 +1551,7 @@ void RulesReader::CheckStackedExperts() {
   const std::map<ParamRole, Dims> wanted = {
       {kStackedExpertGateUp, {experts, gate_and_up, hidden}},
       {kFusedExpertGateUp, {experts, hidden, gate_and_up}},
+      {kFusedExpertGateThenUp, {experts, hidden, gate_and_up}},
       {kFusedExpertGateUpBias, {experts, gate_and_up}},
       {kStackedExpertDown, down->shape},
       {kFusedExpertDown, down->shape},
@@ -1303,13 +1600,16 @@ Renames RulesReader::ReadNames(ObjectReader& traits) {
       values_.Wrong(member.value, path, "a string");
       continue;
     }
-    const bool occurs = std::any_of(
-        model_.params.begin(), model_.params.end(), [&](const Param& p) {
-          return p.name.find(member.key) != std::string::npos;
+    const bool occurs =
+        std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
+          return name.find(member.key) != std::string::npos;
         });
-    if ((member.key + *to).find_first_of("{}") != std::string::npos) {
+    const std::string from = absl::StrReplaceAll(member.key, {{"{layer}", ""}});
+    const std::string into = absl::StrReplaceAll(*to, {{"{layer}", ""}});
+    if ((from + into).find_first_of("{}") != std::string::npos) {
       values_.Error(member.value,
-                    absl::StrFormat("%s is %s; wanted names without braces",
+                    absl::StrFormat("%s is %s; wanted no braces but those of "
+                                    "{layer}",
                                     path, member.value.Text()));
       continue;
     }
@@ -1321,7 +1621,9 @@ Renames RulesReader::ReadNames(ObjectReader& traits) {
                           traits.PathOf("names"), Quoted(member.key)));
       continue;
     }
-    renames.emplace_back(Keep(member.key), Keep(*to));
+    renames.emplace_back(
+        Keep(absl::StrReplaceAll(member.key, {{"{layer}", "{0}"}})),
+        Keep(absl::StrReplaceAll(*to, {{"{layer}", "{0}"}})));
   }
   return renames;
 }
@@ -1469,6 +1771,10 @@ void RulesReader::ReadSglang(const JsonValue& value) {
   ReadFlag(reader, "dp_attention", traits.dp_attention);
   ReadFlag(reader, "redundant_experts", traits.redundant_experts);
   ReadFlag(reader, "dense_layers", traits.dense_layers);
+  ReadFlag(reader, "plain_tower", traits.plain_tower);
+  Located<std::string> whole_in_tower;
+  reader.Read("whole_in_tower", {}, whole_in_tower);
+  traits.whole_in_tower = Keep(std::move(whole_in_tower.value));
   ReadFlag(reader, "loads_expert_parallel", traits.loads_expert_parallel);
   reader.RejectOtherKeys();
 }
@@ -1496,8 +1802,27 @@ void RulesReader::ReadTraits() {
     if (reader.Find("names") != nullptr) {
       own_->family.transformers.renames_since_5 = ReadNames(reader);
     }
+    ReadFlag(reader, "transposes_experts",
+             own_->family.transformers.transposes_experts_since_5);
+    ReadFlag(reader, "knows_tower",
+             own_->family.transformers.knows_tower_since_5);
     reader.RejectOtherKeys();
   }
+}
+
+// A family with a tower has the language model's keys in a part of the config.
+void ReadRules(const ValueReader& values, const JsonValue& root,
+               bool is_compiled_in, ConfigReader& config, Model& model) {
+  const JsonValue* tower = nullptr;
+  if (root.AsObject() != nullptr) {
+    tower = ObjectReader(values, root, "").Peek(kTower);
+  }
+  if (tower == nullptr) {
+    RulesReader(values, root, is_compiled_in, config, config, model).Read();
+    return;
+  }
+  ConfigReader text = config.Text();
+  RulesReader(values, root, is_compiled_in, text, config, model).Read();
 }
 
 }  // namespace
@@ -1511,7 +1836,7 @@ void BuildByRules(const std::string& path, const Place& asked,
   const ValueReader values(*document, diagnostics);
   const std::optional<JsonValue> root = CompleteRules(document->root, values);
   if (!root.has_value()) return;
-  RulesReader(values, *root, false, config, model).Read();
+  ReadRules(values, *root, /*is_compiled_in=*/false, config, model);
 }
 
 void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
@@ -1523,7 +1848,7 @@ void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
   const JsonDocument document = *ParseJson(source, source->text, diagnostics);
   const ValueReader values(document, diagnostics);
   const JsonValue root = *CompleteRules(document.root, values);
-  RulesReader(values, root, true, config, model).Read();
+  ReadRules(values, root, /*is_compiled_in=*/true, config, model);
   diagnostics.Redirect(*source, config.place());
 }
 
