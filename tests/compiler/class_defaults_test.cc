@@ -35,17 +35,21 @@ struct Reading {
   std::string errors;
 };
 
-Reading ReadingOf(const Json& config) {
+// The tower is read too, where the family's is known.
+Reading ReadingOf(const Json& config, bool vision = true) {
   const TemporaryDirectory directory;
   Job job;
   job.model.config_path = directory.Write("config.json", TextOf(config));
-  if (config.HasMember("vision_config")) {
+  if (vision && config.HasMember("vision_config")) {
     job.source.vision = {.value = true, .place = {}, .given = true};
   }
   Diagnostics diagnostics;
   const std::optional<Model> model = ReadModel(job, diagnostics);
   Reading reading = {.model = "",
                      .errors = directory.Relative(diagnostics.Render())};
+  if (vision && reading.errors.find("no vision tower") != std::string::npos) {
+    return ReadingOf(config, /*vision=*/false);
+  }
   if (!model.has_value()) return reading;
   reading.model = ModelListing(*model);
   for (const Skip& skip : model->skips) {
@@ -69,10 +73,15 @@ std::pair<Json*, std::string> Find(Json& config, const std::string& path) {
 // Some keys that must not be refused: the class's default is known.
 constexpr const char* kDefaulted[] = {
     "deepseek_v2 q_lora_rank",
+    "dots1 first_k_dense_replace",
     "deepseek_v3 first_k_dense_replace",
     "deepseek_v3 n_shared_experts",
     "deepseek_v3 q_lora_rank",
     "ernie4_5 head_dim",
+    "glm4v_moe text_config.attention_bias",
+    "jais2 mlp_bias",
+    "seed_oss attention_bias",
+    "starcoder2 use_bias",
     "gemma2 head_dim",
     "glm4_moe first_k_dense_replace",
     "glm4_moe n_shared_experts",

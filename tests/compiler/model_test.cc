@@ -264,15 +264,18 @@ TEST(ModelTest, ADTypeOfTheTextThatIsNotTheModelsIsRefused) {
 TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
   EXPECT_EQ(ReadConfigText("{\"model_type\": \"gpt5\"}").errors,
             "config.json:1:16: error: unknown model_type \"gpt5\"; wanted "
-            "cohere, cohere2, deepseek_v2, deepseek_v3, deepseek_v32, "
-            "deepseek_v4, ernie4_5, exaone4, falcon_h1, gemma, gemma2, "
-            "gemma3, gemma3_text, glm4_moe, glm4_moe_lite, glm_moe_dsa, "
-            "gpt_oss, granite, hyperclovax, kimi_k2, kimi_k25, kimi_vl, "
-            "llama, llama4, llama4_text, mamba2, minimax_m2, ministral3, "
-            "mistral, mixtral, nemotron, nemotron_h, olmoe, qwen2, "
-            "qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, "
-            "qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe or"
-            " stablelm; "
+            "apertus, arcee, cohere, cohere2, deepseek_v2, deepseek_v3, "
+            "deepseek_v32, deepseek_v4, dots1, ernie4_5, exaone4, falcon_h1, "
+            "flex_olmo, gemma, gemma2, gemma3, gemma3_text, glm4_moe, "
+            "glm4_moe_lite, glm4v_moe, glm_moe_dsa, gpt_oss, granite, helium, "
+            "hunyuan_v1_dense, hunyuan_v1_moe, hyperclovax, internvl, "
+            "iquestcoder, jais2, kimi_k2, kimi_k25, kimi_vl, llama, llama4, "
+            "llama4_text, mamba2, minimax_m2, ministral, ministral3, mistral, "
+            "mistral3, mixtral, nemotron, nemotron_h, olmo2, olmo3, olmoe, "
+            "phimoe, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, "
+            "qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "
+            "qwen3_next, qwen3_vl, qwen3_vl_moe, seed_oss, smollm3, "
+            "solar_open, stablelm, starcoder2 or youtu; "
             "a file can describe "
             "other families: \"model\": {\"config\": PATH, \"rules\": PATH}; "
             "or they move without roles: {\"safetensors\": DIRECTORY} with "
@@ -282,7 +285,7 @@ TEST(ModelTest, UnknownFamilyNamesTheKnownOnesAndTheWaysOut) {
             "      |                ^\n");
   EXPECT_NE(ReadConfigText("{\"model_type\": \"qwen3moe\"}")
                 .errors.find("unknown model_type \"qwen3moe\"; did you mean "
-                             "\"qwen3_moe\"? wanted cohere,"),
+                             "\"qwen3_moe\"? wanted apertus,"),
             std::string::npos);
 }
 

@@ -528,6 +528,25 @@ TEST(VisionTowerTest, AModelWithoutATowerIsRefusedOne) {
             "num_heads 3 does not divide hidden_size 8");
 }
 
+// Older files have the language model's keys beside the tower's.
+TEST(VisionTowerTest, ATowerThatNoLayoutKnowsIsLeftOut) {
+  const auto config = [](const std::string& text) {
+    return R"({"model_type": "qwen2_5_vl", "tie_word_embeddings": false,
+               "vision_config": {"depth": 2}, )" +
+           text + "}";
+  };
+  std::string keys = kText;
+  const std::string nested = config("\"text_config\": " + keys);
+  keys = keys.substr(1, keys.size() - 2);
+  const Model model = ReadTinyModel(nested);
+  EXPECT_EQ(ModelListing(model), ModelListing(ReadTinyModel(config(keys))));
+  EXPECT_TRUE(OnEngine(model, MakeSide(LayoutKind::kVllm))[0].contains(
+      "language_model.model.layers.1.self_attn.qkv_proj.bias"));
+  EXPECT_EQ(ReadErrors(nested),
+            "source.vision is true, and no vision tower of this qwen2_5_vl is "
+            "known; wanted \"vision\": false");
+}
+
 TEST(VisionTowerTest, ParametersWithoutAFamilyHaveNoTower) {
   Job job;
   job.model.parameters = {

@@ -228,6 +228,68 @@ MODELS |= {
                        without=["head_dim"]),
 }
 
+GLM = {key: value for key, value in LATENT.items() if not key.endswith(("lora_rank", "_head_dim"))} | {"num_key_value_heads": 2}
+QWEN2_VISION = {
+    "tie_word_embeddings": False,
+    "vision_config": {"depth": 2, "embed_dim": 32, "hidden_size": 128, "num_heads": 4, "mlp_ratio": 2, "in_channels": 3, "patch_size": 4},
+}  # fmt: skip
+QWEN2_5_VISION = {"vision_config": {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "in_channels": 3, "patch_size": 4, "out_hidden_size": 128,
+}}  # fmt: skip
+PIXTRAL = {
+    "tie_word_embeddings": False, "image_token_index": 250, "spatial_merge_size": 2, "vision_feature_layer": -1, "vision_config": {
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "head_dim": 8, "image_size": 16, "patch_size": 4,
+    },
+}  # fmt: skip
+INTERN = {
+    "tie_word_embeddings": False, "image_token_id": 250, "vision_config": {
+        "model_type": "internvl_vision", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "image_size": [16, 16], "patch_size": [4, 4],
+    },
+}  # fmt: skip
+GLM_VISION = {"tie_word_embeddings": False, "image_token_id": 250, "vision_config": {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "in_channels": 3, "patch_size": 4, "image_size": 16,
+    "out_hidden_size": 128,
+}}  # fmt: skip
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}
+MODELS |= {
+    "seed_oss": _with("seed_oss", "SeedOssForCausalLM", DENSE),
+    "seed_oss, biases": _with("seed_oss", "SeedOssForCausalLM", DENSE, attention_bias=False, attention_out_bias=True),
+    "smollm3": _with("smollm3", "SmolLM3ForCausalLM", DENSE, pad_token_id=0, without=["head_dim"]),
+    "smollm3, tied": _with("smollm3", "SmolLM3ForCausalLM", DENSE, pad_token_id=0, without=["head_dim", "tie_word_embeddings"]),
+    "arcee": _with("arcee", "ArceeForCausalLM", DENSE, hidden_act="relu2"),
+    "olmo2": _with("olmo2", "Olmo2ForCausalLM", DENSE, without=["head_dim"]),
+    "olmo3": _with("olmo3", "Olmo3ForCausalLM", DENSE, sliding_window=64, layer_types=GEMMA["layer_types"], without=["head_dim"]),
+    "apertus": _with("apertus", "ApertusForCausalLM", DENSE, hidden_act="xielu", without=["head_dim"]),
+    "hunyuan_v1_dense": _with("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", DENSE),
+    "starcoder2": _with("starcoder2", "Starcoder2ForCausalLM", DENSE, hidden_act="gelu_pytorch_tanh", without=["head_dim"]),
+    "starcoder2, no biases": _with("starcoder2", "Starcoder2ForCausalLM", DENSE, hidden_act="gelu_pytorch_tanh", use_bias=False,
+                                   tie_word_embeddings=True, without=["head_dim"]),
+    "jais2": _with("jais2", "Jais2ForCausalLM", DENSE, hidden_act="relu2"),
+    "ministral": _with("ministral", "MinistralForCausalLM", DENSE, layer_types=["full_attention"] * 4),
+    "iquestcoder": _with("iquestcoder", "IQuestCoderForCausalLM", DENSE),
+    "helium": _with("helium", "HeliumForCausalLM", DENSE, num_key_value_heads=8, head_dim=16),
+    "flex_olmo": _with("flex_olmo", "FlexOlmoForCausalLM", DENSE, EXPERTS, pad_token_id=0, intermediate_size=64, without=["head_dim", "moe_intermediate_size"]),
+    "dots1": _with("dots1", "Dots1ForCausalLM", DENSE, GLM),
+    "solar_open": _with("solar_open", "SolarOpenForCausalLM", DENSE, GLM, without=["first_k_dense_replace", "intermediate_size"]),
+    "phimoe": _with("phimoe", "PhimoeForCausalLM", DENSE, num_local_experts=8, num_experts_per_tok=2, intermediate_size=64, lm_head_bias=True,
+                    attention_bias=True, without=["head_dim"]),
+    "youtu": _with("youtu", "YoutuForCausalLM", DENSE, {key: LATENT[key] for key in LATENT if key.endswith(("lora_rank", "_head_dim"))},
+                   num_key_value_heads=8, without=["head_dim"]),
+    "hunyuan_v1_moe": _with("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", DENSE, num_experts=8, moe_topk=2, intermediate_size=64),
+    "qwen2_vl": _with("qwen2_vl", "Qwen2VLForConditionalGeneration", DENSE, QWEN2_VISION, SECTIONS, without=["head_dim"]),
+    "qwen2_vl, text_config": _with("qwen2_vl", "Qwen2VLForConditionalGeneration", QWEN2_VISION, tie_word_embeddings=True, text_config=_with(
+        "qwen2_vl_text", "", DENSE, SECTIONS, tie_word_embeddings=True, without=["head_dim"])),
+    "qwen2_5_vl": _with("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", DENSE, QWEN2_5_VISION, SECTIONS, without=["head_dim"]),
+    "mistral3": _with("mistral3", "Mistral3ForConditionalGeneration", PIXTRAL, text_config=_with("mistral", "MistralForCausalLM", DENSE)),
+    "mistral3, ministral3": _with("mistral3", "Mistral3ForConditionalGeneration", PIXTRAL, text_config=_with("ministral3", "Ministral3ForCausalLM", DENSE)),
+    "internvl": _with("internvl", "InternVLForConditionalGeneration", INTERN, text_config=_with("qwen2", "Qwen2ForCausalLM", DENSE, without=["head_dim"])),
+    "internvl, qwen3": _with("internvl", "InternVLForConditionalGeneration", INTERN, text_config=_with("qwen3", "Qwen3ForCausalLM", DENSE)),
+    "glm4v_moe": _with("glm4v_moe", "Glm4vMoeForConditionalGeneration", GLM_VISION, text_config=_with(
+        "glm4v_moe_text", "", DENSE, GLM, SECTIONS, attention_bias=True, use_qk_norm=False)),
+}
+
 
 def full_names(buffer):
     """The name of each tensor of a stack in refit-dump's JSON, with its number in the stack."""

@@ -22,10 +22,12 @@ from tiny_models import MODELS, TOWERS, Refit, full_names
 
 FUSED = {
     "qwen3_moe", "mixtral", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2", "qwen3_next",
-    "nemotron_h", "deepseek_v4", "kimi_k25", "olmoe", "qwen2_moe", "deepseek_v2",
+    "nemotron_h", "deepseek_v4", "kimi_k25", "olmoe", "qwen2_moe", "deepseek_v2", "dots1", "solar_open", "flex_olmo", "phimoe", "hunyuan_v1_moe",
+    "glm4v_moe",
 }  # fmt: skip
 OWN_DTYPES = {"deepseek_v4"}
 ABSENT = {"kimi_k2", "kimi_vl"}  # transformers runs them by the checkpoint's own code
+NOT_MOVED = ("model.vision_tower.", "model.mm_projector.", "model.visual.", "model.multi_modal_projector.")
 LIVE_TOWERS = TOWERS - {"kimi_k25"}  # its rows are in an order of their own
 FILES = pathlib.Path(__file__).resolve().parents[2] / "compiler" / "model" / "families"
 CLASSES = {rules.stem: name[1] for rules in FILES.glob("*.json") if (name := re.search(r'"class": "(\w+)"', rules.read_text()))}
@@ -36,12 +38,12 @@ for source in FILES.glob("*.cc"):
 def live(config):
     """name -> shape of the parameters of the model that transformers makes of a config.json, less a vision tower's that no job moves."""
     read = transformers.AutoConfig.for_model(**config)
-    of = transformers.AutoModelForImageTextToText if "text_config" in config else transformers.AutoModelForCausalLM
+    of = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         model = of.from_config(read, dtype=torch.bfloat16)
     wanted = CLASSES.get(config["model_type"], type(model).__name__)
     assert type(model).__name__ == wanted, f"{config['model_type']}.json names {wanted}, and transformers takes {type(model).__name__}"
-    towers = () if config["model_type"] in LIVE_TOWERS else ("model.vision_tower.", "model.mm_projector.")
+    towers = () if config["model_type"] in LIVE_TOWERS else NOT_MOVED
     return {name: list(parameter.shape) for name, parameter in model.named_parameters() if not name.startswith(towers)}
 
 

@@ -131,6 +131,37 @@ CONFIGS |= {
                                         merge_kernel_size=[3, 2])),
 }
 
+GLM = dict(num_key_value_heads=2, head_dim=20, moe_intermediate_size=36, n_routed_experts=6, n_shared_experts=2)
+CONFIGS |= {
+    "seed_oss": HEADS | dict(attention_bias=False, attention_out_bias=True),
+    "smollm3": DENSE | dict(attention_bias=True),
+    "arcee": HEADS | dict(attention_bias=True),
+    "olmo2": DENSE,
+    "olmo3": DENSE,
+    "apertus": DENSE | dict(attention_bias=True),
+    "hunyuan_v1_dense": HEADS | dict(attention_bias=True),
+    "starcoder2": DENSE | dict(use_bias=False),
+    "jais2": HEADS | dict(attention_bias=False, mlp_bias=False),
+    "ministral": HEADS,
+    "iquestcoder": HEADS | dict(attention_bias=True),
+    "helium": HEADS,
+    "flex_olmo": DENSE | dict(num_experts=6),
+    "dots1": DENSE | GLM | dict(attention_bias=True, first_k_dense_replace=2, topk_method="noaux_tc"),
+    "solar_open": DENSE | GLM | dict(attention_bias=True, topk_method="noaux_tc"),
+    "phimoe": DENSE | dict(num_local_experts=6, attention_bias=True, lm_head_bias=True),
+    "youtu": {key: value for key, value in LATENT.items() if key not in ("moe_intermediate_size", "n_routed_experts", "n_shared_experts")},
+    "hunyuan_v1_moe": HEADS | dict(attention_bias=True, num_experts=6),
+    "qwen2_vl": dict(text_config=of("qwen2"), tie_word_embeddings=True, vision_config=dict(depth=3)),
+    "qwen2_5_vl": dict(text_config=of("qwen2"), tie_word_embeddings=True, vision_config=dict(depth=3)),
+    "mistral3": dict(text_config=of("mistral", model_type="mistral"), tie_word_embeddings=True,
+                     vision_config=dict(model_type="pixtral", num_hidden_layers=3)),
+    "internvl": dict(text_config=of("qwen3", model_type="qwen3"), tie_word_embeddings=True,
+                     vision_config=dict(model_type="internvl_vision", num_hidden_layers=3)),
+    "glm4v_moe": dict(
+        text_config={key: value for key, value in (DENSE | GLM).items() if key != "tie_word_embeddings"} | dict(first_k_dense_replace=2, attention_bias=False),
+        tie_word_embeddings=True, vision_config=dict(depth=3)),
+}
+
 
 def is_part(value):
     return isinstance(value, dict) and "model_type" in value

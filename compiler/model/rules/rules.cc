@@ -804,12 +804,14 @@ void RulesReader::ReadOwnSizes(absl::Span<const JsonMember> members) {
 void RulesReader::ReadTower() {
   const JsonValue* value = reader_.Find(kTower);
   if (value == nullptr || !values_.IsObject(*value, kTower)) return;
-  own_->family.tower = true;
   ObjectReader reader(values_, *value, std::string(kTower));
+  // Of a tower without params nothing is known but that checkpoints have it.
+  const JsonValue* params = reader.Find("params");
+  own_->family.tower = params != nullptr;
   bool always_cut = false;
   ReadFlag(reader, "always_cut", always_cut);
   own_->family.whole_tower = !always_cut;
-  if (model_.vision) {
+  if (model_.vision && params != nullptr) {
     ConfigReader vision = whole_.Vision();
     CheckTowerDType(vision, config_);
     RulesReader tower(*value, vision, *this);
@@ -825,7 +827,6 @@ void RulesReader::ReadTower() {
   Located<std::vector<std::string>> globs;
   reader.Read("stored_beside", {}, globs);
   model_.stored_beside = std::move(globs.value);
-  const JsonValue* params = reader.Find("params");
   if (params == nullptr || params->AsArray() == nullptr) return;
   for (const JsonValue& param : *params->AsArray()) {
     if (param.AsObject() == nullptr) continue;
@@ -862,8 +863,8 @@ void RulesReader::ReadAsTower() {
   has_sizes_ = diagnostics().error_count() == errors_before;
   ReadParams();
   for (const std::string_view key :
-       {"always_cut", "defaults", "needed", "only", "alike", "refuse", "sizes",
-        "layers", "params", "stored_beside"}) {
+       {"always_cut", "flat", "defaults", "needed", "only", "alike", "refuse",
+        "sizes", "layers", "params", "stored_beside"}) {
     reader_.Find(key);
   }
   reader_.RejectOtherKeys();
@@ -1810,14 +1811,21 @@ void RulesReader::ReadTraits() {
   }
 }
 
-// A family with a tower has the language model's keys in a part of the config.
+// A family with a tower has the language model's keys in a part of the config,
+// unless older files have them beside the tower's part.
 void ReadRules(const ValueReader& values, const JsonValue& root,
                bool is_compiled_in, ConfigReader& config, Model& model) {
   const JsonValue* tower = nullptr;
   if (root.AsObject() != nullptr) {
     tower = ObjectReader(values, root, "").Peek(kTower);
   }
-  if (tower == nullptr) {
+  bool is_flat = tower == nullptr;
+  if (!is_flat && tower->AsObject() != nullptr) {
+    const JsonValue* flat = ObjectReader(values, *tower, "").Peek("flat");
+    is_flat = flat != nullptr && flat->Text() == "true" &&
+              !config.IsThere("text_config");
+  }
+  if (is_flat) {
     RulesReader(values, root, is_compiled_in, config, config, model).Read();
     return;
   }
