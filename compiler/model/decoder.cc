@@ -34,8 +34,7 @@ int64_t ReadLayers(ConfigReader& config) {
 
 }  // namespace
 
-DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
-                               HeadForm heads)
+DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model)
     : config_(config), model_(model), dtype_(config.WeightDType()) {
   Architecture& architecture = model_.architecture;
   architecture.layers = ReadLayers(config);
@@ -43,14 +42,7 @@ DecoderBuilder::DecoderBuilder(ConfigReader& config, Model& model,
   architecture.heads = config.Size("num_attention_heads");
   architecture.vocab = config.Size("vocab_size");
   architecture.tied = config.FlagOr("tie_word_embeddings", false);
-  switch (heads) {
-    case HeadForm::kGrouped:
-      ReadGroupedHeads();
-      break;
-    case HeadForm::kLatent:
-      ReadLatentHeads();
-      break;
-  }
+  ReadGroupedHeads();
 }
 
 void DecoderBuilder::ReadGroupedHeads() {
@@ -65,15 +57,6 @@ void DecoderBuilder::ReadGroupedHeads() {
   }
 }
 
-void DecoderBuilder::ReadLatentHeads() {
-  model_.architecture.latent =
-      LatentAttention{.query_rank = config_.NumberOrNone("q_lora_rank"),
-                      .key_value_rank = config_.Size("kv_lora_rank"),
-                      .nope_dim = config_.Size("qk_nope_head_dim"),
-                      .rope_dim = config_.Size("qk_rope_head_dim"),
-                      .value_dim = config_.Size("v_head_dim")};
-}
-
 IndexDim DecoderBuilder::AllLayers() const {
   return Consecutive(0, model_.architecture.layers);
 }
@@ -84,12 +67,6 @@ Param& DecoderBuilder::Add(std::string_view name, ParamRole role, Dims shape,
   return AddParam(absl::StrFormat("%s%s", of_layers ? layer_prefix_ : "", name),
                   role, std::move(shape), std::move(index),
                   of_layers ? first_layer_ : 0);
-}
-
-void DecoderBuilder::NameModel(std::string root, std::string head) {
-  layer_prefix_ = root + "layers.{0}.";
-  root_ = std::move(root);
-  head_ = std::move(head);
 }
 
 void DecoderBuilder::NameLayers(std::string prefix, int32_t first_layer) {
@@ -114,74 +91,6 @@ void DecoderBuilder::Begin() {
   const Architecture& a = model_.architecture;
   Add(root_ + "embed_tokens.weight", ParamRole::kEmbedding, {a.vocab, a.hidden},
       {});
-}
-
-void DecoderBuilder::AddAttention(const AttentionOptions& options) {
-  const Architecture& a = model_.architecture;
-  const int64_t query = a.heads * a.head_dim;
-  const int64_t key_value = a.kv_heads * a.head_dim;
-  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
-    Add(name, role, std::move(shape), {AllLayers()});
-  };
-  add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
-  const auto add_rotated = [&](std::string_view name, ParamRole role,
-                               int64_t heads) {
-    if (!options.rotary_pairs) {
-      return add(name, role, {heads * a.head_dim, a.hidden});
-    }
-    add(name, role, {heads, a.head_dim / 2, 2, a.hidden});
-    model_.params.back().split = Split::kRowsInHeadPairs;
-  };
-  if (options.rotary_pairs && a.head_dim % 2 != 0) {
-    config_.Error("head_dim", absl::StrFormat("head_dim %d is odd; wanted an "
-                                              "even one, of rotary pairs",
-                                              a.head_dim));
-  }
-  add_rotated("self_attn.q_proj.weight", ParamRole::kQuery, a.heads);
-  add_rotated("self_attn.k_proj.weight", ParamRole::kKey, a.kv_heads);
-  add("self_attn.v_proj.weight", ParamRole::kValue, {key_value, a.hidden});
-  if (options.biases) {
-    add("self_attn.q_proj.bias", ParamRole::kQueryBias, {query});
-    add("self_attn.k_proj.bias", ParamRole::kKeyBias, {key_value});
-    add("self_attn.v_proj.bias", ParamRole::kValueBias, {key_value});
-  }
-  add("self_attn.o_proj.weight", ParamRole::kAttentionOutput,
-      {a.hidden, query});
-  if (options.biases) {
-    add("self_attn.o_proj.bias", ParamRole::kAttentionOutputBias, {a.hidden});
-  }
-  if (options.query_key_norm) {
-    add("self_attn.q_norm.weight", ParamRole::kQueryNorm, {a.head_dim});
-    add("self_attn.k_norm.weight", ParamRole::kKeyNorm, {a.head_dim});
-  }
-}
-
-void DecoderBuilder::AddLatentAttention() {
-  const Architecture& a = model_.architecture;
-  const LatentAttention& latent = *a.latent;
-  const int64_t query = a.heads * (latent.nope_dim + latent.rope_dim);
-  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
-    Add(name, role, std::move(shape), {AllLayers()});
-  };
-  add("input_layernorm.weight", ParamRole::kAttentionNorm, {a.hidden});
-  if (latent.query_rank > 0) {
-    add("self_attn.q_a_proj.weight", ParamRole::kQueryDown,
-        {latent.query_rank, a.hidden});
-    add("self_attn.q_a_layernorm.weight", ParamRole::kQueryDownNorm,
-        {latent.query_rank});
-    add("self_attn.q_b_proj.weight", ParamRole::kQueryUp,
-        {query, latent.query_rank});
-  } else {
-    add("self_attn.q_proj.weight", ParamRole::kLatentQuery, {query, a.hidden});
-  }
-  add("self_attn.kv_a_proj_with_mqa.weight", ParamRole::kKeyValueDown,
-      {latent.key_value_rank + latent.rope_dim, a.hidden});
-  add("self_attn.kv_a_layernorm.weight", ParamRole::kKeyValueDownNorm,
-      {latent.key_value_rank});
-  add("self_attn.kv_b_proj.weight", ParamRole::kKeyValueUp,
-      {a.heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank});
-  add("self_attn.o_proj.weight", ParamRole::kAttentionOutput,
-      {a.hidden, a.heads * latent.value_dim});
 }
 
 void DecoderBuilder::AddMlpNorm(ParamRole role, const IndexDim& layers) {
@@ -217,19 +126,6 @@ void DecoderBuilder::AddExperts(const IndexDim& layers, int64_t experts,
   add("down_proj", ParamRole::kExpertDown, {hidden, intermediate});
 }
 
-void DecoderBuilder::AddSharedExperts(const IndexDim& layers,
-                                      std::string_view module,
-                                      int64_t intermediate) {
-  const int64_t hidden = model_.architecture.hidden;
-  const auto add = [&](std::string_view name, ParamRole role, Dims shape) {
-    Add(absl::StrFormat("%s.%s.weight", module, name), role, std::move(shape),
-        {layers});
-  };
-  add("gate_proj", ParamRole::kSharedExpertGate, {intermediate, hidden});
-  add("up_proj", ParamRole::kSharedExpertUp, {intermediate, hidden});
-  add("down_proj", ParamRole::kSharedExpertDown, {hidden, intermediate});
-}
-
 void DecoderBuilder::End() {
   const Architecture& a = model_.architecture;
   Add(root_ + "norm.weight", ParamRole::kFinalNorm, {a.hidden}, {});
@@ -254,33 +150,6 @@ int64_t ReadExpertGroups(ConfigReader& config) {
   return std::max<int64_t>(config.CountOr("n_group", 1), 1);
 }
 
-bool ReadTied(ConfigReader& config, ConfigReader& text,
-              std::optional<bool> otherwise) {
-  constexpr std::string_view kKey = "tie_word_embeddings";
-  const bool says_text =
-      std::any_of(text.members().begin(), text.members().end(),
-                  [&](const JsonMember& member) {
-                    return member.key == kKey && !member.value.IsNull();
-                  });
-  if (!otherwise.has_value() && !config.Has(kKey)) {
-    config.Error(kKey, absl::StrFormat("missing key \"%s\": classes of this "
-                                       "model differ in what that means; "
-                                       "wanted true or false",
-                                       kKey));
-    return false;
-  }
-  const bool tied = config.FlagOr(kKey, otherwise.value_or(false));
-  if (says_text && text.FlagOr(kKey, tied) != tied) {
-    text.Error(kKey, absl::StrFormat(
-                         "%s of text_config is %s, and the one beside it "
-                         "%s%s: frameworks differ in which they take; "
-                         "wanted both alike",
-                         kKey, tied ? "false" : "true", tied ? "true" : "false",
-                         config.Has(kKey) ? "" : " by default"));
-  }
-  return tied;
-}
-
 void CheckRouting(ConfigReader& config) {
   if (config.SizeOr("moe_layer_freq", 1) != 1) {
     config.Error("moe_layer_freq",
@@ -293,92 +162,6 @@ void CheckRouting(ConfigReader& config) {
                absl::StrFormat("topk_method %s is not supported; wanted "
                                "\"noaux_tc\"",
                                Quoted(method)));
-}
-
-namespace {
-
-constexpr std::string_view kDenseCount = "first_k_dense_replace";
-constexpr std::string_view kMlpTypes = "mlp_layer_types";
-
-// How many dense layers a list begins with; nullopt after an error.
-std::optional<int64_t> ReadMlpTypes(ConfigReader& config, int64_t layers) {
-  const std::vector<std::string> types = config.StringsOr(kMlpTypes, {});
-  const auto first_sparse = std::find(types.begin(), types.end(), "sparse");
-  const auto other =
-      std::find_if(first_sparse, types.end(),
-                   [](const std::string& type) { return type != "sparse"; });
-  const bool begins_dense =
-      std::all_of(types.begin(), first_sparse,
-                  [](const std::string& type) { return type == "dense"; });
-  if (static_cast<int64_t>(types.size()) == layers && other == types.end() &&
-      begins_dense) {
-    return first_sparse - types.begin();
-  }
-  config.Error(kMlpTypes,
-               absl::StrFormat("%s has %d layers, of which %d are dense and %d "
-                               "sparse; wanted %d, dense ones first",
-                               kMlpTypes, types.size(),
-                               std::count(types.begin(), types.end(), "dense"),
-                               std::count(types.begin(), types.end(), "sparse"),
-                               layers));
-  return std::nullopt;
-}
-
-// How many of the first layers are dense. Engines read the count, and classes
-// of transformers since release 5 the list.
-int64_t ReadDenseLayers(ConfigReader& config, int64_t layers) {
-  const int64_t count = std::min(config.NumberOrNone(kDenseCount), layers);
-  if (!config.Has(kMlpTypes)) return count;
-  const std::optional<int64_t> listed = ReadMlpTypes(config, layers);
-  if (!listed.has_value()) return 0;
-  if (count != *listed) {
-    config.Error(kMlpTypes,
-                 absl::StrFormat("%s begins with %d dense layers, and %s is "
-                                 "%d: frameworks differ in which they read; "
-                                 "wanted both alike",
-                                 kMlpTypes, *listed, kDenseCount, count));
-  }
-  return *listed;
-}
-
-}  // namespace
-
-void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model) {
-  CheckRouting(config);
-  // A checkpoint in block-scaled FP8.
-  model.stored_beside.push_back("*.weight_scale_inv");
-
-  IndexDim sparse = decoder.AllLayers();
-  const int64_t dense_count =
-      ReadDenseLayers(config, model.architecture.layers);
-  if (dense_count > 0) {
-    decoder.AddMlp(Consecutive(0, dense_count),
-                   config.Size("intermediate_size"));
-    sparse.numbers.erase(sparse.numbers.begin(),
-                         sparse.numbers.begin() + dense_count);
-  }
-  if (sparse.numbers.empty()) return;
-  if (!config.Has("topk_method")) {
-    config.Error("topk_method",
-                 "topk_method is missing, and engines then hold no "
-                 "e_score_correction_bias, which the checkpoint has; wanted "
-                 "\"noaux_tc\"");
-  }
-  const int64_t experts = config.Count("n_routed_experts");
-  const int64_t intermediate = config.Size("moe_intermediate_size");
-  model.architecture.expert_groups = ReadExpertGroups(config);
-  decoder.AddExperts(sparse, experts, intermediate);
-  decoder
-      .Add("mlp.gate.e_score_correction_bias", ParamRole::kRouterCorrection,
-           {experts}, {sparse})
-      .dtype = DType::kFp32;
-  config.CheckAlike("n_routed_experts", "num_local_experts");
-  const int64_t shared = config.NumberOrNone("n_shared_experts");
-  if (shared > 0) {
-    decoder.AddSharedExperts(sparse, "mlp.shared_experts",
-                             shared * intermediate);
-  }
 }
 
 SparseLayers ReadSparseLayers(ConfigReader& config, const IndexDim& layers) {

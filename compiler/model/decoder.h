@@ -14,31 +14,12 @@
 
 namespace refit {
 
-struct AttentionOptions {
-  bool biases = false;
-  bool query_key_norm = false;
-  // Neighboring rows of a query's or a key's head are a rotary pair. Engines
-  // hold the first rows of all pairs before the second.
-  bool rotary_pairs = false;
-};
-
-// What the attention's heads are made of.
-enum class HeadForm : uint8_t {
-  kGrouped,  // query heads that share key-value heads
-  kLatent,   // LatentAttention
-};
-
 // Adds the stacks of a decoder in the order of the calls. Names are relative to
 // "model.layers.{0}.", or to what NameLayers says.
 class DecoderBuilder {
  public:
   // Reads the sizes that every decoder has.
-  DecoderBuilder(ConfigReader& config, Model& model,
-                 HeadForm heads = HeadForm::kGrouped);
-
-  // The model is called `root`, "model." by default, and its head `head`. Comes
-  // first.
-  void NameModel(std::string root, std::string head = "lm_head.weight");
+  DecoderBuilder(ConfigReader& config, Model& model);
 
   // From here on the layers are called `prefix`; the model's layer
   // `first_layer` is number 0.
@@ -46,18 +27,12 @@ class DecoderBuilder {
 
   // Adds the embedding.
   void Begin();
-  // Norm and attention of all layers.
-  void AddAttention(const AttentionOptions& options);
-  void AddLatentAttention();
   // Norm and dense MLP of `layers`.
   void AddMlp(const IndexDim& layers, int64_t intermediate,
               std::string_view module = "mlp");
   // Norm, router and experts of `layers`.
   void AddExperts(const IndexDim& layers, int64_t experts,
                   int64_t intermediate);
-  // Experts that every token visits, as one MLP.
-  void AddSharedExperts(const IndexDim& layers, std::string_view module,
-                        int64_t intermediate);
   // Adds final norm and head.
   void End();
   // Adds the head, or says that it is the embedding of this name.
@@ -75,7 +50,6 @@ class DecoderBuilder {
 
  private:
   void ReadGroupedHeads();
-  void ReadLatentHeads();
   void AddMlpNorm(ParamRole role, const IndexDim& layers);
   ConfigReader& config_;
   Model& model_;
@@ -86,23 +60,11 @@ class DecoderBuilder {
   int32_t first_layer_ = 0;
 };
 
-// Whether the head of a model with other parts is tied. vLLM and transformers
-// take the key beside `text`, of which the class has `otherwise`; nullopt: that
-// is not known, and a file without the key is refused.
-bool ReadTied(ConfigReader& config, ConfigReader& text,
-              std::optional<bool> otherwise);
-
 // Reports routing that would give the layers other parameters.
 void CheckRouting(ConfigReader& config);
 
 // The groups of experts that "n_group" names; 0: config.json does not say.
 int64_t ReadExpertGroups(ConfigReader& config);
-
-// The layers of the families that follow DeepSeek-V3, after the attention of
-// all layers: the first layers are dense, all others have routed experts, whose
-// router corrects its scores, and shared ones.
-void AddSharedExpertLayers(ConfigReader& config, DecoderBuilder& decoder,
-                           Model& model);
 
 // Which layers of Qwen's decoders have experts. A layer is dense if
 // `mlp_only_layers` names it, or if its number, counted from 1, is not a

@@ -10,10 +10,6 @@
 #define REFIT_FAMILIES(FAMILY) \
   FAMILY(kDeepseekV4)          \
   FAMILY(kNemotronH)           \
-  FAMILY(kQwen35)              \
-  FAMILY(kQwen35Moe)           \
-  FAMILY(kQwen35MoeText)       \
-  FAMILY(kQwen35Text)          \
   FAMILY(kQwen3Next)
 
 namespace refit {

@@ -53,6 +53,22 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kMambaGatedNorm:
       if (!a.mamba.has_value()) return std::nullopt;
       return a.mamba->inner();
+    case ParamRole::kDeltaQkv:
+    case ParamRole::kDeltaConv:
+      if (!a.delta.has_value()) return std::nullopt;
+      return 2 * a.delta->keys() + a.delta->values();
+    case ParamRole::kDeltaZ:
+      if (!a.delta.has_value()) return std::nullopt;
+      return a.delta->values();
+    case ParamRole::kDeltaB:
+    case ParamRole::kDeltaA:
+    case ParamRole::kDeltaALog:
+    case ParamRole::kDeltaDtBias:
+      if (!a.delta.has_value()) return std::nullopt;
+      return a.delta->value_heads;
+    case ParamRole::kDeltaGatedNorm:
+      if (!a.delta.has_value()) return std::nullopt;
+      return a.delta->value_dim;
     case ParamRole::kAttentionSinks:
       return a.heads;
     case ParamRole::kQueryHeadsNorm:
@@ -89,6 +105,9 @@ std::optional<int64_t> ColumnsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kKeyValueUp:
       if (!a.latent.has_value()) return std::nullopt;
       return a.latent->key_value_rank;
+    case ParamRole::kDeltaOut:
+      if (!a.delta.has_value()) return std::nullopt;
+      return a.delta->values();
     case ParamRole::kMambaOut:
       if (!a.mamba.has_value()) return std::nullopt;
       return a.mamba->inner();

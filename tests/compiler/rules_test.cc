@@ -617,6 +617,41 @@ TEST(RulesTest, ATowerMayBeAnotherFamilys) {
             "tower; wanted a family with one");
 }
 
+TEST(RulesTest, DeltaNetsHaveTheirSizes) {
+  EXPECT_EQ(Mistakes(Param(R"({"name": "l.{layer}.b", "role": "delta_b",
+                              "shape": [1, 8]})")),
+            "rules.json:1:67: error: params[0].role is delta_b, and the model "
+            "has no delta nets; wanted \"delta_key_heads\" in sizes\n");
+  const std::string sizes = R"(, "sizes": {"delta_key_heads": 2,
+      "delta_value_heads": %d, "delta_key_dim": 3, "delta_value_dim": 5})";
+  const std::string param = R"({"name": "l.{layer}.qkv", "role": "delta_qkv",
+                                "shape": [31, 8]})";
+  const auto found = [&](const std::string& heads, const std::string& wanted) {
+    const std::string text =
+        Mistakes(Param(param, absl::StrReplaceAll(sizes, {{"%d", heads}})));
+    EXPECT_NE(text.find(wanted), std::string::npos) << text;
+  };
+  found("4", "has 31 rows; wanted 32\n");
+  found("3",
+        "sizes.delta_key_heads 2 does not divide sizes.delta_value_heads "
+        "3\n");
+}
+
+TEST(RulesTest, AListOfLayersComesBeforeEveryWhichMayReplaceIt) {
+  const auto layers = [](const std::string& more) {
+    const std::string names = Names(
+        R"({"model_type": "mine", "layers": {"some": {
+            "where": {"kinds": "a"}, "every": 2}}, "params": [
+            {"name": "first.{layer}.x", "role": "replicated", "shape": [1],
+             "layers": "some"}, {"name": "e", "role": "embedding",
+             "shape": ["vocab", "hidden"]}]})",
+        more);
+    return names;
+  };
+  EXPECT_EQ(layers(""), layers(R"(, "kinds": ["b", "a"])"));
+  EXPECT_NE(layers(""), layers(R"(, "kinds": ["b", "b"])"));
+}
+
 TEST(RulesTest, RotaryPairsAreOfQueriesAndKeys) {
   const auto found = [](const std::string& module, const std::string& more,
                         const std::string& wanted) {

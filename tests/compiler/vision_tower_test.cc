@@ -188,8 +188,9 @@ TEST(VisionTowerTest, MergersOfLayersThatAClassDoesNotHaveAreRefused) {
                 diagnostics);
   EXPECT_EQ(diagnostics.error_count(), 1);
   EXPECT_NE(diagnostics.Render().find(
-                "deepstack_visual_indexes [8, 16] gives the tower 2 mergers of "
-                "layers, which no checkpoint of a qwen3_5 has; wanted []\n"),
+                "deepstack_visual_indexes is an array, which gives the tower "
+                "mergers of layers that no checkpoint of a qwen3_5 has; wanted "
+                "[]\n"),
             std::string::npos)
       << diagnostics.Render();
   EXPECT_NE(diagnostics.Render().find("^"), std::string::npos);

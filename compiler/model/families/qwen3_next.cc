@@ -1,4 +1,3 @@
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -7,25 +6,12 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/json.h"
 #include "compiler/model/decoder.h"
-#include "compiler/model/families/qwen3_tower.h"
 #include "compiler/model/family.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
-
-// What the checkpoints of a release have otherwise than others.
-struct Form {
-  std::string_view prefix = "model";  // of all but the head
-  // The projections of delta nets, and the experts of a layer: qwen3_next has
-  // the former in two tensors a layer, and the latter in three an expert.
-  bool separate_projections = false;
-  bool stacked_experts = false;
-  bool sparse = true;  // experts in layers, else dense MLPs
-  std::optional<bool> tied =
-      {};  // nullopt: as the language model's config says
-};
 
 // That of the classes.
 ConfigReader& WithDefaults(ConfigReader& config) {
@@ -35,15 +21,8 @@ ConfigReader& WithDefaults(ConfigReader& config) {
 
 class Qwen3NextBuilder {
  public:
-  Qwen3NextBuilder(ConfigReader& config, Model& model, const Form& form)
-      : config_(config),
-        model_(model),
-        form_(form),
-        decoder_(WithDefaults(config), model),
-        prefix_(form.prefix) {
-    if (form.tied.has_value()) model.architecture.tied = *form.tied;
-    decoder_.NameModel(absl::StrFormat("%s.", prefix_));
-  }
+  Qwen3NextBuilder(ConfigReader& config, Model& model)
+      : config_(config), model_(model), decoder_(WithDefaults(config), model) {}
 
   void Build();
 
@@ -65,9 +44,8 @@ class Qwen3NextBuilder {
 
   ConfigReader& config_;
   Model& model_;
-  const Form& form_;
   DecoderBuilder decoder_;
-  std::string_view prefix_;
+  std::string_view prefix_ = "model";
   int32_t first_layer_ = 0;
 };
 
@@ -83,12 +61,7 @@ void Qwen3NextBuilder::Build() {
   for (const int32_t layer : decoder_.AllLayers().numbers) {
     (has_attention[layer] ? attention : delta).numbers.push_back(layer);
   }
-  SparseLayers layers;
-  if (form_.sparse) {
-    layers = ReadSparseLayers(config_, decoder_.AllLayers());
-  } else {
-    layers.dense = decoder_.AllLayers();
-  }
+  const SparseLayers layers = ReadSparseLayers(config_, decoder_.AllLayers());
   decoder_.Begin();
   if (!delta.numbers.empty()) AddDeltaNet(delta);
   if (!attention.numbers.empty()) AddAttention(attention);
@@ -99,8 +72,6 @@ void Qwen3NextBuilder::Build() {
   decoder_.End();
   if (!model_.mtp) {
     model_.stored_beside.push_back("mtp.*");
-  } else if (!model_.architecture.family->knows_mtp) {
-    return;  // the reader of the model reports it
   } else if (!layers.dense.numbers.empty()) {
     // vLLM and Megatron differ in what the extra layer is then.
     config_.Error(layers.key,
@@ -181,21 +152,10 @@ void Qwen3NextBuilder::AddDeltaNet(const IndexDim& layers) {
   const int64_t hidden = model_.architecture.hidden;
   const DeltaNetSizes& delta = *model_.architecture.delta;
   Add("input_layernorm.weight", kAttentionNorm, {hidden}, {layers});
-  if (form_.separate_projections) {
-    Add("linear_attn.in_proj_qkv.weight", kDeltaQkv,
-        {2 * delta.keys() + delta.values(), hidden}, {layers});
-    Add("linear_attn.in_proj_z.weight", kDeltaZ, {delta.values(), hidden},
-        {layers});
-    Add("linear_attn.in_proj_b.weight", kDeltaB, {delta.value_heads, hidden},
-        {layers});
-    Add("linear_attn.in_proj_a.weight", kDeltaA, {delta.value_heads, hidden},
-        {layers});
-  } else {
-    Add("linear_attn.in_proj_qkvz.weight", kDeltaQkvz,
-        {2 * delta.keys() + 2 * delta.values(), hidden}, {layers});
-    Add("linear_attn.in_proj_ba.weight", kDeltaBa,
-        {2 * delta.value_heads, hidden}, {layers});
-  }
+  Add("linear_attn.in_proj_qkvz.weight", kDeltaQkvz,
+      {2 * delta.keys() + 2 * delta.values(), hidden}, {layers});
+  Add("linear_attn.in_proj_ba.weight", kDeltaBa,
+      {2 * delta.value_heads, hidden}, {layers});
   Add("linear_attn.conv1d.weight", kDeltaConv,
       {2 * delta.keys() + delta.values(), 1,
        config_.Size("linear_conv_kernel_dim")},
@@ -225,17 +185,7 @@ void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
   const int64_t hidden = model_.architecture.hidden;
   const int64_t experts = config_.ExpertCount();
   const int64_t intermediate = config_.Size("moe_intermediate_size");
-  if (form_.stacked_experts) {
-    model_.architecture.experts = experts;
-    Add("post_attention_layernorm.weight", kMoeNorm, {hidden}, {layers});
-    Add("mlp.gate.weight", kRouter, {experts, hidden}, {layers});
-    Add("mlp.experts.gate_up_proj", kStackedExpertGateUp,
-        {experts, 2 * intermediate, hidden}, {layers});
-    Add("mlp.experts.down_proj", kStackedExpertDown,
-        {experts, hidden, intermediate}, {layers});
-  } else {
-    decoder_.AddExperts(layers, experts, intermediate);
-  }
+  decoder_.AddExperts(layers, experts, intermediate);
   const int64_t shared = config_.Size("shared_expert_intermediate_size");
   Add("mlp.shared_expert.gate_proj.weight", kSharedExpertGate, {shared, hidden},
       {layers});
@@ -251,48 +201,10 @@ void Qwen3NextBuilder::AddExperts(const IndexDim& layers) {
 // it every `full_attention_interval`-th. The others are gated delta nets. All
 // have experts and a shared one, but those that are dense as in qwen3_moe.
 void Build(ConfigReader& config, Model& model) {
-  Qwen3NextBuilder(config, model, {}).Build();
-}
-
-// The language models of Qwen3.5, whose configs are of model_types of their
-// own. The models with a vision tower have them too.
-constexpr Form kDenseText = {.separate_projections = true, .sparse = false};
-constexpr Form kSparseText = {.separate_projections = true,
-                              .stacked_experts = true};
-
-void BuildDenseText(ConfigReader& config, Model& model) {
-  Qwen3NextBuilder(config, model, kDenseText).Build();
-}
-
-void BuildSparseText(ConfigReader& config, Model& model) {
-  Qwen3NextBuilder(config, model, kSparseText).Build();
-}
-
-void BuildWithVision(ConfigReader& config, Model& model, Form form) {
-  form.prefix = "model.language_model";
-  ConfigReader text = config.Text();
-  form.tied = ReadTied(config, text, false);
-  AddQwen3Tower(config, text, model, Deepstack::kNone);
-  Qwen3NextBuilder(text, model, form).Build();
-}
-
-void BuildDense(ConfigReader& config, Model& model) {
-  BuildWithVision(config, model, kDenseText);
-}
-
-void BuildSparse(ConfigReader& config, Model& model) {
-  BuildWithVision(config, model, kSparseText);
+  Qwen3NextBuilder(config, model).Build();
 }
 
 constexpr Rename kSglangNames[] = {{".self_attn.", "."}};
-// Qwen3.5's language model under SGLang's names.
-constexpr Rename kSglangLanguageNames[] = {{"model.language_model.", "model."},
-                                           {".self_attn.", "."},
-                                           {"model.visual.", "visual."},
-                                           {"attn.qkv.", "attn.qkv_proj."}};
-constexpr SglangTraits kSglangLanguage = {
-    .renames = kSglangLanguageNames,
-    .embedding = SglangTraits::Embedding::kWholeBesideDpAttention};
 
 }  // namespace
 
@@ -308,50 +220,6 @@ extern const Family kQwen3Next = {
                .shared_fusion_expert_parallel = true,
                .pipeline_parallel = false,
                .dense_layers = false},
-};
-
-extern const Family kQwen35 = {
-    .model_type = "qwen3_5",
-    .transformers_class = "Qwen3_5ForConditionalGeneration",
-    .build = BuildDense,
-    .vllm = {.renames = kQwen3VisionVllmNames,
-             .every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = kSglangLanguage,
-    .megatron = {.known = false},
-    .tower = true,
-    .knows_mtp = false,
-};
-
-extern const Family kQwen35Moe = {
-    .model_type = "qwen3_5_moe",
-    .transformers_class = "Qwen3_5MoeForConditionalGeneration",
-    .build = BuildSparse,
-    .vllm = {.renames = kQwen3VisionVllmNames,
-             .every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = kSglangLanguage,
-    .megatron = {.known = false},
-    .tower = true,
-    .knows_mtp = false,
-};
-
-extern const Family kQwen35MoeText = {
-    .model_type = "qwen3_5_moe_text",
-    .transformers_class = "Qwen3_5MoeForCausalLM",
-    .build = BuildSparseText,
-    .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = kSglangLanguage,
-    .megatron = {.known = false},
-    .knows_mtp = false,
-};
-
-extern const Family kQwen35Text = {
-    .model_type = "qwen3_5_text",
-    .transformers_class = "Qwen3_5ForCausalLM",
-    .build = BuildDenseText,
-    .vllm = {.every_stage = VllmTraits::EveryStage::kEmbedding},
-    .sglang = kSglangLanguage,
-    .megatron = {.known = false},
-    .knows_mtp = false,
 };
 
 }  // namespace refit

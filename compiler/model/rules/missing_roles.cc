@@ -37,6 +37,9 @@ const std::vector<LayerPart>& LayerParts() {
       {{kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}, {}},
       {{kIndexKey, kIndexWeights}, kIndexQuery},
       {{kLatentDown, kLatentUp}, {}},
+      {{kDeltaQkv, kDeltaB, kDeltaConv, kDeltaALog, kDeltaDtBias,
+        kDeltaGatedNorm, kDeltaOut},
+       {}},
       {{kMambaIn, kMambaConv, kMambaALog, kMambaD, kMambaDtBias, kMambaOut},
        {}},
   };

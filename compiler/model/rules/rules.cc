@@ -80,6 +80,15 @@ constexpr std::pair<std::string_view, ParamRole> kRoles[] = {
     {"mamba_gated_norm", kMambaGatedNorm},
     {"mamba_out", kMambaOut},
     {"mamba_out_bias", kMambaOutBias},
+    {"delta_qkv", kDeltaQkv},
+    {"delta_z", kDeltaZ},
+    {"delta_b", kDeltaB},
+    {"delta_a", kDeltaA},
+    {"delta_conv", kDeltaConv},
+    {"delta_a_log", kDeltaALog},
+    {"delta_dt_bias", kDeltaDtBias},
+    {"delta_gated_norm", kDeltaGatedNorm},
+    {"delta_out", kDeltaOut},
     {"mlp_norm", kMlpNorm},
     {"mlp_input_norm", kMlpInputNorm},
     {"mlp_output_norm", kMlpOutputNorm},
@@ -162,6 +171,12 @@ constexpr KnownSize<MambaSizes> kMambaSizes[] = {
     {"mamba_groups", "0", 0, kPartMax, &MambaSizes::groups},
     {"mamba_state", "0", 0, kPartMax, &MambaSizes::state},
 };
+constexpr KnownSize<DeltaNetSizes> kDeltaSizes[] = {
+    {"delta_key_heads", "0", 0, kPartMax, &DeltaNetSizes::key_heads},
+    {"delta_value_heads", "0", 0, kPartMax, &DeltaNetSizes::value_heads},
+    {"delta_key_dim", "0", 0, kPartMax, &DeltaNetSizes::key_dim},
+    {"delta_value_dim", "0", 0, kPartMax, &DeltaNetSizes::value_dim},
+};
 constexpr std::string_view kTied = "tied";
 constexpr std::string_view kTiedKey = "tie_word_embeddings";
 constexpr std::string_view kTiedOtherwise = "tie_word_embeddings or false";
@@ -191,6 +206,8 @@ constexpr JoinedRoles kJoined[] = {
     {{kExpertGate, kExpertUp, kExpertUp}, 0},
     {{kSharedExpertGate, kSharedExpertUp, kSharedExpertUp}, 0},
     {{kIndexKey, kIndexWeights, kIndexWeights}, 1},
+    {{kDeltaQkv, kDeltaZ, kDeltaZ}, 1},
+    {{kDeltaB, kDeltaA, kDeltaA}, 0},
 };
 
 // A role, and what a layer with it has too.
@@ -213,6 +230,8 @@ constexpr Companions kCompanions[] = {
     {kFusedExpertGateUp, kFusedExpertDown, kBack},
     {kQueryDown, kKeyValueDown, kBackIfThere},
     {kIndexKey, kIndexWeights, kBack},
+    {kDeltaQkv, kDeltaZ, kBack},
+    {kDeltaB, kDeltaA, kBack},
 };
 
 constexpr ParamRole kLatentRoles[] = {
@@ -749,6 +768,10 @@ void RulesReader::ReadSizes() {
   architecture().index_rope_interleaved =
       ReadKnownSize<Architecture>(
           {"index_rope_interleaved", "0", 0, 1, nullptr}, members, place) != 0;
+  architecture().output_gate =
+      ReadKnownSize<Architecture>({"output_gate", "0", 0, 1, nullptr}, members,
+                                  place) != 0;
+  architecture().delta = ReadPart(kDeltaSizes, members, place);
   architecture().latent = ReadPart(kLatentSizes, members, place);
   const int64_t query_rank = ReadKnownSize(kQueryRank, members, place);
   if (architecture().latent.has_value()) {
@@ -777,6 +800,7 @@ void RulesReader::ReadSizes() {
                                         name, *size, of_name, *of));
   };
   check_divides("mamba_groups", "mamba_heads");
+  check_divides("delta_key_heads", "delta_value_heads");
   if (architecture().latent.has_value()) {
     // Which have no meaning there.
     architecture().kv_heads = 0;
@@ -886,6 +910,10 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
   if (WordOf(role).starts_with("mamba_") && !architecture().mamba.has_value()) {
     return report("the model has no Mamba mixers", "\"mamba_heads\" in sizes");
   }
+  if (WordOf(role).starts_with("delta_") && !architecture().delta.has_value()) {
+    return report("the model has no delta nets",
+                  "\"delta_key_heads\" in sizes");
+  }
   const bool is_latent =
       std::find(std::begin(kLatentRoles), std::end(kLatentRoles), role) !=
       std::end(kLatentRoles);
@@ -970,7 +998,8 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
   };
   const int64_t from = bound("from", 0);
   const int64_t to = bound("to", all_layers);
-  const int64_t every = bound("every", 1);
+  int64_t every = bound("every", 1);
+  const bool has_every = reader.Find("every") != nullptr;
   if (every == 0) {
     values_.Wrong(*reader.Find("every"), reader.PathOf("every"), "1 or more");
   }
@@ -1021,12 +1050,15 @@ std::vector<int32_t> RulesReader::LayerSet(const JsonValue& value,
       if (pair.size() != 1 || pair[0].value.AsString() == nullptr) {
         values_.Wrong(*where, where_path,
                       "one key of config.json and the word of its list");
+      } else if (scope_.Find(pair[0].key) == nullptr && has_every) {
+        // The list is made of it.
       } else if (scope_.Find(pair[0].key) == nullptr) {
         values_.Error(*where, absl::StrFormat("%s: %s", where_path,
                                               scope_.NoKey(pair[0].key)));
       } else {
         type = *pair[0].value.AsString();
         types = WordsOfLayers(pair[0].key);
+        every = 1;
         if (scope_.Find(pair[0].key)->AsString() != nullptr &&
             type.size() != 1) {
           values_.Error(
