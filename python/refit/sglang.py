@@ -19,6 +19,7 @@ import contextlib
 import datetime
 import http.client
 import importlib
+import inspect
 import json
 import os
 import threading
@@ -54,8 +55,12 @@ LANGUAGE_MODEL = "language_model."
 # What SGLang's pause_generation knows.
 PAUSES = ("retract", "abort", "in_place")
 
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_MANAGER = "SchedulerWeightUpdaterManager"
+_UPDATER = f"sglang.srt.managers.scheduler_components.weight_updater.{_MANAGER}"
 _registered = False
+
+# The updater's methods by which an update ends, with their parameters.
+_ENDS = (("record_weight_version_after_update", ("weight_version",)), ("flush_cache_after_weight_update", ("recv_req", "success", "message")))
 
 
 def register() -> None:
@@ -430,6 +435,8 @@ def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any
     if fields["op"] != "wait" and request.weight_version is not None:
         # SGLang records the version of any request that succeeds, also of one that only began.
         return [], f'weight_version came with op "{fields["op"]}"; wanted with {{"op": "wait"}}, which ends an update'
+    if fields["op"] == "init" and (refusal := _refusal_of_release(manager)):
+        return [], refusal
     replies = worker.handle(fields)
     if fields["op"] == "wait" and worker.ends_update(request.weight_version):
         if worker.moves_tower() and (error := _forget_images()):
@@ -443,6 +450,17 @@ def _answer(worker: Worker, manager: Any, request: Any, fields: Mapping[str, Any
     if request.weight_version is not None and not any(reply["error"] for reply in replies or ()):
         return replies, f'weight_version "{request.weight_version}" came, but no update is there to end'
     return replies, ""
+
+
+def _refusal_of_release(manager: Any) -> str:
+    """Why an update could not end in this SGLang, or "". What is raised there would end the scheduler."""
+    for name, wanted in _ENDS:
+        method = getattr(manager, name, None)
+        found = None if method is None else tuple(inspect.signature(method).parameters)
+        if found != wanted:
+            has = f"no {_MANAGER}.{name}" if found is None else f"another {_MANAGER}.{name}({', '.join(found)})"
+            return f"SGLang {importlib.import_module('sglang').__version__} has {has}; wanted ({', '.join(wanted)}), as of SGLang 0.5.22"
+    return ""
 
 
 def _forget_images() -> str:

@@ -344,10 +344,10 @@ class Manager:
     def __init__(self):
         self.done = []
 
-    def record_weight_version_after_update(self, version):
-        self.done.append(version)
+    def record_weight_version_after_update(self, weight_version):
+        self.done.append(weight_version)
 
-    def flush_cache_after_weight_update(self, request, success, message):
+    def flush_cache_after_weight_update(self, recv_req, success, message):
         self.done.append("flushed")
         return success, message
 
@@ -356,6 +356,24 @@ class Manager:
 def test_a_body_that_is_none_of_ours_is_refused(body):
     with pytest.raises(refit.InvalidArgument, match='wanted a JSON object with an "op"'):
         refit.sglang._fields_of(types.SimpleNamespace(serialized_named_tensors=body))
+
+
+class ManagerOf0519(Manager):
+    def flush_cache_after_weight_update(self, recv_req):
+        assert not recv_req.flush_cache
+
+
+class ManagerOf0518(Manager):
+    record_weight_version_after_update = None
+
+
+@pytest.mark.parametrize(["manager", "found"], [
+    (ManagerOf0519, "another SchedulerWeightUpdaterManager.flush_cache_after_weight_update(recv_req); wanted (recv_req, success, message)"),
+    (ManagerOf0518, "no SchedulerWeightUpdaterManager.record_weight_version_after_update; wanted (weight_version)")])
+def test_a_release_whose_updates_end_otherwise_is_refused_before_ranks_meet(monkeypatch, manager, found):
+    monkeypatch.setitem(sys.modules, "sglang", types.SimpleNamespace(__version__="0.5.19"))
+    replies, error = refit.sglang._answer(None, manager(), types.SimpleNamespace(weight_version=None), {"op": "init"})
+    assert (replies, error) == ([], f"SGLang 0.5.19 has {found}, as of SGLang 0.5.22")
 
 
 @pytest.mark.parametrize("stages", [1, 2])
