@@ -45,6 +45,7 @@ class CheckpointEngine(trainers.Adapter, base.CheckpointEngine):
         self._engine: Optional[int] = None  # of vLLM's worker: the number of its engine, of those that the plan has
         self._meeting: Optional[bytes] = None
         self._vllm_joined = False
+        self._updates = 0  # NeMo-RL names no version, so the number of an update is its version
 
     def prepare(self) -> dict[str, Any]:
         """Rank 0 makes the id that all ranks meet by."""
@@ -57,7 +58,7 @@ class CheckpointEngine(trainers.Adapter, base.CheckpointEngine):
                 return {"destination": vllm.destination_of(_vllm_worker.refit_facts())}
             return trainers.source_of(_policy_now.model) if is_first and _policy_now is not None else {}
 
-        return {**self._said(side), "meeting": ray_unique_id().hex() if is_first else None}
+        return {**self._said(side), "meeting": ray_unique_id().hex() if is_first else None, "updates": self._updates}
 
     def init_policy_process_group(self, *, worker_rank: int, train_world_size: int, rollout_world_size: int,
                                   metadata: list[Any]) -> None:
@@ -78,7 +79,7 @@ class CheckpointEngine(trainers.Adapter, base.CheckpointEngine):
         plan = self._agree(trainers.job_of(metadata, rollout), saves=rank == 0)
         trainers.refuse_ranks(plan, "NeMo-RL", (train, "policy workers"), (rollout, "workers of vLLM"))
         self._rank, self._meeting, self._vllm_joined = rank, bytes.fromhex(first["meeting"]), False
-        self._checks = self._new_checks()  # all ranks count from here
+        self._checks, self._updates = self._new_checks(), first["updates"]  # all ranks count from here
 
     def _met(self) -> tuple[int, bytes]:
         if self._rank is None or self._meeting is None:
@@ -90,9 +91,10 @@ class CheckpointEngine(trainers.Adapter, base.CheckpointEngine):
         """One refit from this policy worker's live shards, which `weights` must yield (`LiveShards`): nothing is gathered."""
         rank, meeting = self._met()
         self._rank = None
+        self._updates += 1
         tensors = self._sender.take(weights, rank, meeting)
         device, stream = trainers.here(self._device)
-        await asyncio.to_thread(self._sender.send, rank, meeting, tensors, device, stream, False, None, self._checks.due)
+        await asyncio.to_thread(self._sender.send, rank, meeting, tensors, device, stream, False, str(self._updates), self._checks.due)
         self._checks.passed()
         self._rank = rank
 
@@ -100,11 +102,12 @@ class CheckpointEngine(trainers.Adapter, base.CheckpointEngine):
         """One refit of vLLM's worker, in place. Yields nothing: there is nothing left to load."""
         rank, meeting = self._met()
         self._rank = None
+        self._updates += 1
         worker = _vllm_worker
         if not self._vllm_joined:
             checked([worker.refit_init(self._told, meeting, engine=self._engine, timeout=self._timeout)])
             self._vllm_joined = True
-        checked([worker.refit_update(timeout=self._timeout, check=self._checks.due)])
+        checked([worker.refit_update(version=str(self._updates), timeout=self._timeout, check=self._checks.due)])
         self._checks.passed()
         self._rank = rank
         nothing: list[list[tuple[str, Any]]] = []

@@ -107,7 +107,7 @@ class RefitCheckpointEngine(trainers.Adapter, CheckpointEngine):
         # In a thread: verl's event loop has the rollout's part to do, where both are in one process.
         device, stream = trainers.here(self._device)
         await asyncio.to_thread(self._sender.send, self._rank, self._meeting, tensors, device, stream, self._bind,
-                                None if global_steps is None else str(global_steps), self._check)
+                                _version(global_steps), self._check)
         self._checks.passed()
         found: dict[str, float] = self.metrics
         return found if self._rank == 0 else {}
@@ -117,7 +117,7 @@ class RefitCheckpointEngine(trainers.Adapter, CheckpointEngine):
         if self._meeting is None:
             raise FailedPrecondition("init_process_group was not called")
         yield "init", {"plan": self._told, "meeting": self._meeting.hex(), "timeout": self._timeout}
-        yield "update", {"timeout": self._timeout, "check": self._check, "bind": self._bind}
+        yield "update", {"timeout": self._timeout, "check": self._check, "bind": self._bind, "version": _version(global_steps)}
         yield "engine_sleeps", self.set_engine_sleeps
 
     def set_engine_sleeps(self, sleeps: bool) -> None:
@@ -126,6 +126,10 @@ class RefitCheckpointEngine(trainers.Adapter, CheckpointEngine):
 
     def finalize(self) -> None:
         """Nothing: executors stay bound for the next update."""
+
+
+def _version(global_steps: Optional[int]) -> Optional[str]:
+    return None if global_steps is None else str(global_steps)
 
 
 def _refused(weights: Any) -> Iterator[tuple[str, Any]]:

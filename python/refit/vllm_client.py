@@ -96,8 +96,6 @@ class HTTPClient:
 class ExtensionHTTPClient(HTTPClient):
     """The same for a server whose workers have refit.vllm.WorkerExtension, whatever its weight-transfer backend."""
 
-    takes_version = True
-
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         info = {"engine": 0, "check_backends": True, "timeout": TIMEOUT_SECONDS, "engines": None, **init_info}
         self._call("refit_init", info, "plan", "meeting", "engine", "check_backends", "timeout", "engines")
@@ -138,7 +136,7 @@ def update_by(client: Any, update_info: dict[str, Any], version: Optional[str] =
     client takes one."""
     try:
         client.start_weight_update()  # of several engines some may have started before one could not
-        _update(client, {**update_info, "version": version})
+        client.update_weights(update_info if version is None else {**update_info, "version": version})
     except BaseException:
         # An engine that hangs is not waited for again: the call that failed may have waited for its whole deadline.
         ends = threading.Thread(target=_end, args=(client,), name="refit ends an update", daemon=True)
@@ -146,12 +144,6 @@ def update_by(client: Any, update_info: dict[str, Any], version: Optional[str] =
         ends.join(ABANDON_SECONDS)
         raise
     _finish(client, version)
-
-
-def _update(client: Any, update_info: Mapping[str, Any]) -> None:
-    """Some clients hand the version on to workers; vLLM's own refuse one in the info."""
-    takes_version = getattr(client, "takes_version", False)
-    client.update_weights({key: value for key, value in update_info.items() if takes_version or key != "version"})
 
 
 def _finish(client: Any, version: Optional[str]) -> None:
@@ -173,8 +165,6 @@ class Clients:
     The calls of one engine are performed in order, one at a time. So an update's end never overtakes its beginning, nor the next
     beginning the last end, although nobody waits for the other engines once a call has failed on one."""
 
-    takes_version = True  # for those of its clients that do
-
     def __init__(self, clients: Sequence[Any]):
         self._clients = list(clients)
         self._queues = [concurrent.futures.ThreadPoolExecutor(1, f"refit engine {i}") for i in range(len(self._clients))]
@@ -187,7 +177,7 @@ class Clients:
         self._each(lambda _, client: client.start_weight_update())
 
     def update_weights(self, update_info: Mapping[str, Any]) -> None:
-        self._each(lambda _, client: _update(client, update_info))
+        self._each(lambda _, client: client.update_weights(dict(update_info)))
 
     def finish_weight_update(self, weight_version: Optional[str] = None) -> None:
         self._each(lambda _, client: _finish(client, weight_version))

@@ -49,13 +49,14 @@ class RefitInitInfo(WeightTransferInitInfo):
 
 @dataclasses.dataclass
 class RefitUpdateInfo(WeightTransferUpdateInfo):
-    """The plan knows names and shapes. `check` and `dense`: as `Executor.run` has them. `bind`: bind anew before, as after sleep. The
-    trainers must give the same `check` and `bind`."""
+    """The plan knows names and shapes. `check`, `dense` and `version`: as `Executor.run` has them. `bind`: bind anew before, as after
+    sleep. The trainers must give the same `check` and `bind`."""
 
     timeout: float = TIMEOUT_SECONDS
     check: bool = False
     dense: bool = False
     bind: bool = False
+    version: Optional[str] = None
 
 
 class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngine[RefitInitInfo, RefitUpdateInfo]):
@@ -117,7 +118,8 @@ class RefitWeightTransferEngine(vllm_driver.LeavesWithDriver, WeightTransferEngi
             except BaseException:
                 self.shutdown()  # the others, who bound, would wait for this worker's refit
                 raise
-        run_worker(self.executor, self._both, timeout=update_info.timeout, check=update_info.check, dense=update_info.dense)
+        run_worker(self.executor, self._both, timeout=update_info.timeout, check=update_info.check, dense=update_info.dense,
+                   version=update_info.version)
 
     def finish_weight_update(self) -> None:
         """Nothing to finish."""

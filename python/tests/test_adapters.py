@@ -115,32 +115,35 @@ def test_verl_has_trainer_0_say_which_updates_are_checked_and_passes_on_steps(ve
             engine.init_process_group(**{name: values[i] for name, values in side.items()})
         for engine in engines[:2]:
             asyncio.run(engine.send_weights(refit.trainers.LiveShards([]), global_steps=step))
-        assert dict(asyncio.run(updated(engines[2], step)))["update"]["check"] == checked
+        told = dict(asyncio.run(updated(engines[2], step)))["update"]
+        assert (told["check"], told["version"]) == (checked, str(step))
     assert engines[0]._sender.asked == engines[1]._sender.asked == [(str(step), checked) for step, checked in enumerate(wanted)]
 
 
-def test_nemo_rl_counts_updates_since_ranks_met_on_both_sides(plan_path, monkeypatch):
+def test_nemo_rl_counts_updates_on_both_sides_and_checks_since_ranks_met(plan_path, monkeypatch):
     module(monkeypatch, "nemo_rl.utils.checkpoint_engines.base", CheckpointEngine=object)
     nemo_rl = adapter(monkeypatch, "nemo_rl")
     policy, rollout = [nemo_rl.CheckpointEngine(1 << 20, str(plan_path), check_every=2, device="cpu") for _ in range(2)]
     policy._sender, told = Sent(), []
     done = {"state": "bound", "error": ""}
     worker = types.SimpleNamespace(
-        refit_init=lambda *_, **__: done, refit_update=lambda timeout, check: told.append(check) or done, refit_metrics=lambda: {"seconds": 0.25},
+        refit_init=lambda *_, **__: done, refit_update=lambda version, timeout, check: told.append((version, check)) or done,
+        refit_metrics=lambda: {"seconds": 0.25},
         rank=0, vllm_config=types.SimpleNamespace(parallel_config=types.SimpleNamespace(world_size=2, data_parallel_size=1, data_parallel_index=0)))
 
     async def received():
         return [batch async for batch in rollout.receive_weight_batches()]
 
-    metadata = [{"plan": policy._plan.digest, "meeting": "00"}]
     for _ in range(2):
+        metadata = [{"plan": policy._plan.digest, "meeting": "00", "updates": policy._updates}]
         policy.init_policy_process_group(worker_rank=0, train_world_size=2, rollout_world_size=2, metadata=metadata)
         nemo_rl._vllm_worker = worker
         rollout.init_rollout_process_group(rollout_rank=0, train_world_size=2, rollout_world_size=2, metadata=metadata)
         for _ in range(3):
             asyncio.run(policy.send_weights(refit.trainers.LiveShards([])))
             assert asyncio.run(received()) == []
-    assert told == [check for _, check in policy._sender.asked] == [True, False, True] * 2
+    checked = [True, False, True] * 2
+    assert told == policy._sender.asked == [(str(update), check) for update, check in enumerate(checked, 1)]
     assert rollout.metrics() == {"refit/seconds": 0.25}
     nemo_rl._vllm_worker = None
     assert policy.metrics() == {"refit/seconds": 0.5}
@@ -199,6 +202,16 @@ def test_vllms_backend_makes_its_plan_and_checks_each_kth_update(tiny_job, backe
         backend.RefitTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
     with pytest.raises(refit.InvalidArgument, match="check_every is -1"):
         backend.RefitTrainerWeightTransferEngine.trainer_init(dataclasses.replace(info, plan=tiny_job, check_every=-1), client=client, source=source)
+
+
+def test_a_worker_of_vllms_backend_is_told_the_version(backend, monkeypatch):
+    ran = []
+    monkeypatch.setattr(backend, "run_worker", lambda executor, model, **told: ran.append(told["version"]))
+    engine = object.__new__(backend.RefitWeightTransferEngine)
+    engine.executor = object()
+    for told in ({"version": "7"}, {}):
+        engine.receive_weights(backend.RefitUpdateInfo(**told))
+    assert ran == ["7", None]
 
 
 def test_trainers_of_vllms_backend_that_meet_anew_count_the_same_updates(plan_path, backend, monkeypatch):
@@ -412,7 +425,7 @@ def test_nemo_rl_makes_its_plan_of_what_both_sides_say(two_trainers, monkeypatch
     worker = type("Worker", (nemo_rl.LiveShards, type("Theirs", (), {"checkpoint_engine_rpc": theirs})), {})()
     worker.cfg, worker.model = {}, Module()
     asyncio.run(worker.checkpoint_engine_rpc("init_checkpoint_engine"))
-    metadata = [policy.prepare(), {"plan": None, "side": {}, "meeting": None}]
+    metadata = [policy.prepare(), {"plan": None, "side": {}, "meeting": None, "updates": 0}]
     parallel = types.SimpleNamespace(world_size=1, data_parallel_size=1, data_parallel_index=0)
     monkeypatch.setattr(nemo_rl, "_vllm_worker", types.SimpleNamespace(
         rank=0, vllm_config=types.SimpleNamespace(parallel_config=parallel), refit_facts=lambda: {

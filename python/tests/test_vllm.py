@@ -996,7 +996,7 @@ def test_a_servers_caches_are_reset_after_an_update(server):
     client.init_weight_transfer_engine({"plan": "plan.refit"})
     update_by(client, {"check": True}, "7")
     assert server.seen == [("/init_weight_transfer_engine", {"init_info": {"plan": "plan.refit"}}), ("/start_weight_update", {}),
-                           ("/update_weights", {"update_info": {"check": True}}), ("/finish_weight_update", {"weight_version": "7"}),
+                           ("/update_weights", {"update_info": {"check": True, "version": "7"}}), ("/finish_weight_update", {"weight_version": "7"}),
                            (ENCODER, {}), (PREFIXES, {})]
     server.answers[PREFIXES] = (200, '{"success": false}')
     with pytest.raises(refit.vllm.WorkerError, match="has the new weights, but cannot reset its prefix cache"):
@@ -1053,7 +1053,7 @@ def test_a_server_is_driven_by_its_worker_extension(server):
     update_by(Clients([client, HTTPClient(server.url)]), {"timeout": 5, "check": True}, "8")
     seen = sorted((path, body.get("args", body)) for path, body in server.seen if path not in (ENCODER, PREFIXES))
     assert seen == [("/collective_rpc", ["8", 5, True, False]), ("/finish_weight_update", {"weight_version": "8"}),
-                    ("/start_weight_update", {}), ("/update_weights", {"update_info": {"timeout": 5, "check": True}})]
+                    ("/start_weight_update", {}), ("/update_weights", {"update_info": {"timeout": 5, "check": True, "version": "8"}})]
     server.answers["/collective_rpc"] = (200, json.dumps({"results": [reply, {**reply, "error": "BindError: no"}]}))
     with pytest.raises(refit.vllm.WorkerError, match="1 of 2 workers failed\n  worker 1 .bound.: BindError: no"):
         update_by(client, {"timeout": 5})
@@ -1176,10 +1176,10 @@ def test_an_engine_whose_driver_went_away_takes_the_next_ones_update():
         other.start_weight_update()
 
 
-def test_a_client_without_weight_versions_is_given_none():
+def test_a_client_without_weight_versions_tells_workers_alone():
     calls = []
     client = types.SimpleNamespace(start_weight_update=lambda: calls.append("start"), update_weights=calls.append,
                                    finish_weight_update=lambda: calls.append("finish"))
     update_by(client, {"check": False}, "7")
     update_by(Clients([client]), {"check": False}, "7")
-    assert calls == ["start", {"check": False}, "finish"] * 2
+    assert calls == ["start", {"check": False, "version": "7"}, "finish"] * 2
