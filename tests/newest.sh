@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Says whether the newest releases of verl, SkyRL and TRL still have what Refit's adapters use. It only reports, so that a release of
-# somebody else's fails no test of ours: it exits 0. Downloads 5 MB.
+# Says whether the newest releases of verl, SkyRL, TRL and SGLang still have what Refit's adapters use. It only reports, so that a release of
+# somebody else's fails no test of ours: it exits 0. Downloads 45 MB.
 #
 # usage: tests/newest.sh
 set -euo pipefail

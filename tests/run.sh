@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs, builds and runs every test, those of the Python package with torch and transformers, and SGLang's model
-# classes, too. It holds the adapters against wheels of verl, SkyRL and TRL. Where these cannot be installed it says so and
+# classes, too. It holds the adapters against wheels of verl, SkyRL, TRL and SGLang. Where these cannot be installed it says so and
 # goes on.
 #
 # usage: tests/run.sh [PART…]     default: release
@@ -123,7 +123,7 @@ test_frameworks() {
     PYTHONPATH=$PWD/build/release/python build/venv-torch/bin/python -m pytest -p no:cacheprovider --durations=5
   fi
   if [ -x build/venv/bin/python ]; then
-    step "release: what adapters use of verl, SkyRL and TRL"
+    step "release: what adapters use of verl, SkyRL, TRL and SGLang"
     build/venv/bin/python -B tests/frameworks/signatures.py
   fi
   if "$1"; then

@@ -19,7 +19,7 @@ says in sentences what each test does.*
 "Framework" says what of it is real, and what the test stands in for. The date is the day of the
 run, or of the last change to the test where nobody noted the day. Other releases may work: an
 adapter compares what it replaces, and refuses what it does not know. `tests/newest.sh` says what
-the newest releases of verl, SkyRL and TRL changed.
+the newest releases of verl, SkyRL, TRL and SGLang changed.
 
 Nobody has run two physical hosts, eight GPUs, RDMA, or direct rounds between Ray actors
 ([limits.md](limits.md)).
