@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "engines")]
@@ -29,6 +30,7 @@ import torch
 import verl
 import vllm_cpu
 from hydra import compose, initialize_config_module
+from ray.exceptions import RayActorError, RayError
 from safetensors.torch import load_file
 from torch.distributed.tensor import distribute_tensor
 from trainer import write_checkpoint
@@ -39,6 +41,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import get_rollout_replica_class
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+import refit
 
 TRAINERS = WORKERS = 2
 PROMPT = [5, 17, 101, 44, 9]
@@ -61,6 +65,15 @@ class Actor(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def meeting(self):
         return self.checkpoint_engine._meeting
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def hang(self, rank):
+        """This rank takes no part in the next update, although verl calls it."""
+        async def hung(*_, **__):
+            await asyncio.Event().wait()
+
+        if torch.distributed.get_rank() == rank:
+            self.checkpoint_engine.send_weights = hung
 
 
 class Server(vLLMHttpServer):
@@ -105,6 +118,23 @@ def write_model(directory, seed):
     return directory
 
 
+async def an_actor_dies(manager, actors, server):
+    """The others are in an update, and hear of it from Refit. verl raises, and vLLM's workers answer again."""
+    actors.hang(1)
+    death = threading.Timer(5, ray.kill, [actors.workers[1]])
+    death.start()
+    try:
+        await manager.update_weights(global_steps=9)
+    except (refit.Error, RayError) as error:
+        said, is_death = str(getattr(error, "cause", None) or error), isinstance(error, RayActorError)
+    else:
+        raise AssertionError("the update succeeded without one of the actors")
+    death.join()
+    assert is_death or "rank 1 is gone" in said, said
+    await server.collective_rpc.remote("answer")
+    return said.splitlines()[-1]
+
+
 async def run(work):
     checkpoints = [write_model(work / name, seed) for name, seed in (("a", 1), ("b", 2), ("c", 3))]
     config = configuration(checkpoints[0], work / "auto")
@@ -133,6 +163,7 @@ async def run(work):
     assert len({tuple(text) for text in said[:4]}) == 4 and said[4] == said[1], said
     (meeting,) = meetings
     assert meeting[34:34 + 1 + len(NODE)] == bytes([len(NODE)]) + NODE.encode(), meeting
+    print(await an_actor_dies(manager, actors, server))
     print(f"| verl {verl.__version__}, ray {ray.__version__} | {TRAINERS} FSDP2 actors, vLLM TP{WORKERS} | {len(said) - 1} updates by "
           "CheckpointEngineManager | equal |")
 

@@ -13,3 +13,6 @@ class Extension(vLLMColocateWorkerExtension):
         """Raises unless every element of this worker's tensors is the checkpoint's."""
         report = refit.check(self.weight_transfer_engine.executor, checkpoint, refit=False)
         assert report.ok, str(report)
+
+    def answer(self):
+        """Nothing: a worker that still waits in a refit does not come to it."""
