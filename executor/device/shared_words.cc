@@ -28,6 +28,16 @@ size_t WholePages(size_t count) {
   return (bytes + page_bytes - 1) / page_bytes * page_bytes;
 }
 
+// The kernel drops the lock of a process that ends, however it does.
+struct flock ByteOf(size_t index) {
+  struct flock byte = {};
+  byte.l_type = F_WRLCK;
+  byte.l_whence = SEEK_SET;
+  byte.l_start = static_cast<off_t>(index);
+  byte.l_len = 1;
+  return byte;
+}
+
 }  // namespace
 
 SharedWords::SharedWords(FileDescriptor file, size_t count)
@@ -82,6 +92,24 @@ absl::StatusOr<std::unique_ptr<SharedWords>> SharedWords::Open(
   std::unique_ptr<SharedWords> words(new SharedWords(*std::move(file), count));
   if (absl::Status s = words->Map(); !s.ok()) return s;
   return words;
+}
+
+absl::Status SharedWords::Hold(size_t index) {
+  // The lock is of what is opened here, and a mapping would keep that open in a
+  // child after fork.
+  held_ = Socket(open(absl::StrCat("/proc/self/fd/", file_.fd()).c_str(),
+                      O_RDWR | O_CLOEXEC));
+  if (held_.fd() < 0) return SharedWordsStatus("open");
+  struct flock byte = ByteOf(index);
+  if (fcntl(held_.fd(), F_OFD_SETLK, &byte) != 0) {
+    return SharedWordsStatus("F_OFD_SETLK");
+  }
+  return absl::OkStatus();
+}
+
+bool SharedWords::IsHeld(size_t index) const {
+  struct flock byte = ByteOf(index);
+  return fcntl(file_.fd(), F_OFD_GETLK, &byte) == 0 && byte.l_type != F_UNLCK;
 }
 
 absl::StatusOr<std::string> SharedWords::Show() {

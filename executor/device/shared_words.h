@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "control/file_descriptor.h"
+#include "control/socket.h"
 #include "control/token.h"
 #include "executor/device/descriptor_server.h"
 
@@ -37,6 +38,13 @@ class SharedWords {
   // namespace and a user in common (DescriptorServer).
   absl::StatusOr<std::string> Show();
 
+  // This process holds word `index` from now on, as long as these words and the
+  // process live. Its children do not. Once. Error: kResourceExhausted, also if
+  // another process holds it.
+  absl::Status Hold(size_t index);
+  // Whether another process holds it, or other words of this one.
+  bool IsHeld(size_t index) const;
+
   uint64_t* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }  // whole pages
 
@@ -47,6 +55,7 @@ class SharedWords {
   const FileDescriptor file_;
   const size_t size_bytes_;
   uint64_t* data_ = nullptr;
+  Socket held_;  // the same file, opened for a lock
   const Token token_ = NewToken();
   std::unique_ptr<DescriptorServer> server_;  // from the first Show
 };

@@ -1,57 +1,44 @@
-// Who uses whose memory where ranks are threads of one process. They reach it
-// by its own addresses, so a rank must not free it while others use it, which
-// neither a driver nor a mapping keeps it from.
+// Who uses whose memory in direct rounds. A rank reaches its peers' memory by
+// the addresses of a thread of the same process, or by a mapping. Either lets
+// it store there after the peer has taken the memory for something else.
 #ifndef REFIT_EXECUTOR_TRANSPORT_MEMORY_USE_H_
 #define REFIT_EXECUTOR_TRANSPORT_MEMORY_USE_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "control/token.h"
+#include "executor/device/shared_words.h"
 
 namespace refit {
 
-// The ranks that use one rank's memory. Thread-safe.
-class MemoryUsers {
- public:
-  // False: the rank has revoked its memory.
-  bool Add(int32_t user);
-  void Remove(int32_t user);
-  // Nobody can be added any more.
-  void Revoke();
-  // Returns when there are none, or with those that are left at the deadline.
-  std::vector<int32_t> AwaitNone(
-      std::chrono::steady_clock::time_point deadline);
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  std::set<int32_t> users_;
-  bool is_revoked_ = false;
-};
-
-// One rank's part, from a Connect to the next. Begin and End may be called by
-// any thread, the others by the rank's own.
+// One rank's part, from a Connect to the next. Begin, End and IsUsing may be
+// called by any thread, the others by the rank's own. The words of a rank tell
+// for each other one whether that uses its memory, and at last whether the rank
+// has revoked it. A user holds its word, so that a killed one uses nothing.
 class MemoryUse {
  public:
-  explicit MemoryUse(int32_t rank);
-  ~MemoryUse();
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // Error: kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<MemoryUse>> Create(int32_t rank,
+                                                           int32_t world_size);
+  ~MemoryUse() { End(); }
 
   // What the peers need.
-  std::string Export() const { return std::string(TokenBytes(token_)); }
-  // Peers of other processes, which map the memory and so keep it, are left
-  // out.
-  void Connect(absl::Span<const int32_t> peers,
-               absl::Span<const std::string> exported);
+  absl::StatusOr<std::string> Export() { return own_->Show(); }
+  // Peers whose words it cannot open do not hear of this rank's use. The first
+  // such error, SharedWords::Open's, names the peer.
+  absl::Status Connect(absl::Span<const int32_t> peers,
+                       absl::Span<const std::string> exported,
+                       Deadline deadline);
 
   // From now on, until End, this rank may use the memory of its peers. A peer
   // that has revoked its memory: this rank must not.
@@ -60,23 +47,24 @@ class MemoryUse {
   // Whether this rank may use memory of others now.
   bool IsUsing();
 
-  // This rank's own memory, as in MemoryUsers.
-  void Revoke() { own_->Revoke(); }
-  std::vector<int32_t> AwaitUnused(
-      std::chrono::steady_clock::time_point deadline) {
-    return own_->AwaitNone(deadline);
-  }
+  // From now on nobody can begin to use this rank's memory.
+  void Revoke();
+  // Returns when nobody uses it, or with those that do at the deadline.
+  std::vector<int32_t> AwaitUnused(Deadline deadline);
 
  private:
   struct Peer {
     int32_t rank = 0;
-    std::shared_ptr<MemoryUsers> users;
+    std::unique_ptr<SharedWords> words;
   };
 
+  MemoryUse(int32_t rank, int32_t world_size, std::unique_ptr<SharedWords> own)
+      : rank_(rank), world_size_(world_size), own_(std::move(own)) {}
+  std::vector<int32_t> Users();
+
   const int32_t rank_;
-  // A peer may hold this longer than the rank does.
-  const std::shared_ptr<MemoryUsers> own_;
-  const Token token_;
+  const int32_t world_size_;
+  const std::unique_ptr<SharedWords> own_;
   std::vector<Peer> peers_;
   std::mutex mutex_;
   bool is_using_ = false;  // guarded by mutex_

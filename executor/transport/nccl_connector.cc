@@ -622,10 +622,17 @@ absl::Status NcclConnector::ConnectFence(absl::Span<const Edge> edges,
   FenceExports mine;
   absl::StatusOr<std::unique_ptr<DeviceFence>> fence =
       CreateFence(peers, sharing, mine.fence);
-  absl::Status status = Agree(fence.status(), "making the fence");
+  absl::Status status = fence.status();
+  absl::StatusOr<std::unique_ptr<MemoryUse>> use(nullptr);
+  if (status.ok() && *fence != nullptr) {
+    use = MemoryUse::Create(rank(), control_.world_size());
+    absl::StatusOr<std::string> exported =
+        use.ok() ? (*use)->Export() : use.status();
+    status = exported.status();
+    if (status.ok()) mine.use = *std::move(exported);
+  }
+  status = Agree(status, "making the fence");
   if (!status.ok()) return status;
-  auto use = std::make_unique<MemoryUse>(rank());
-  mine.use = use->Export();
   const absl::StatusOr<std::vector<std::string>> told = control_.Exchange(
       StructBytes(mine), peers, peers, kConnectingFence, deadline_);
   if (!told.ok()) return told.status();
@@ -641,12 +648,21 @@ absl::Status NcclConnector::ConnectFence(absl::Span<const Edge> edges,
   }
   if (status.ok() && *fence != nullptr) {
     status = (*fence)->Connect(peers, fences, deadline_);
-    use->Connect(peers, uses);
+    const absl::Status seen = (*use)->Connect(peers, uses, deadline_);
+    // As in containers that share no network: that matters after failures
+    // alone.
+    if (absl::IsFailedPrecondition(seen)) {
+      links.notices.push_back(absl::StrCat(
+          seen.message(),
+          "; after a failed refit, free no tensors before the next connect"));
+    } else {
+      status.Update(seen);
+    }
   }
   status = Agree(status, kConnectingFence);
   if (!status.ok() || *fence == nullptr) return status;
   links.fence = *std::move(fence);
-  links.use = std::move(use);
+  links.use = *std::move(use);
   return status;
 }
 

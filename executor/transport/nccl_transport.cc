@@ -275,8 +275,7 @@ void NcclTransport::Leave() {
   links_.use.reset();
 }
 
-// Before this rank enqueues anything: from then on it may use memory of peers
-// that are threads of its process.
+// Before this rank enqueues anything: from then on it may use memory of peers.
 absl::Status NcclTransport::BeginUse() {
   if (links_.use == nullptr) return absl::OkStatus();
   const std::optional<int32_t> gone = links_.use->Begin();
@@ -309,9 +308,8 @@ void NcclTransport::AwaitEnqueued(Stream stream) {
   links_.use->End();
 }
 
-// On the rank's own thread, after a failure: returns when no peer that is a
-// thread of this process uses this rank's memory, so that the caller may free
-// it. Else says who goes on.
+// On the rank's own thread, after a failure: returns when no peer uses this
+// rank's memory, so that the caller may free it. Else says who goes on.
 std::string NcclTransport::AwaitUnused() {
   if (links_.use == nullptr) return "";
   links_.use->End();  // two ranks may wait for each other

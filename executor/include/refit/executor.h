@@ -338,9 +338,11 @@ class Executor {
   //
   // A refit starts after the one before it, even if that is on another stream
   // and nobody waited for it. A captured refit knows only what its graph
-  // holds. After a failure on a GPU keep the tensors allocated until all ranks
-  // have called Connect or Close: a peer's stores and reads may still be under
-  // way.
+  // holds.
+  //
+  // When a call fails, or Close returns, peers have stopped using this rank's
+  // tensors, or the message names those that have not. Nobody knows of replays
+  // of a caller's graph: keep the tensors until all ranks' have ended.
   //
   // Enqueues one refit on `stream` and returns, without waiting for a device,
   // but where it counts what changed.

@@ -27,8 +27,8 @@ struct NcclOptions {
   // How long an abort of NCCL may take. A communicator whose abort takes longer
   // is left behind, with a thread, so that this rank's calls return; Connect
   // waits for the abort again, until its deadline.
-  // How long peers that are threads of this process may take, too, to stop
-  // using this rank's memory when a refit has failed.
+  // How long peers may take, too, to stop using this rank's memory when a refit
+  // has failed.
   std::chrono::milliseconds abort_time{30'000};
 };
 

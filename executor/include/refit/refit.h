@@ -586,16 +586,16 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
  *
  * While `stream` is captured, the refit becomes part of the graph. Replay the
  * graph on all ranks alike and wait for it yourself: no timeout holds. Destroy
- * the graph before you connect again or close the executor. */
+ * the graph before you connect again or close the executor. Nobody knows of
+ * replays: keep the tensors until all ranks' have ended. */
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options);
 
 /* Returns when the refits enqueued so far are over on all ranks and all ranks'
  * post-hook functions have returned, once for all of them: the new weights are
- * in place. Collective. An error leaves REFIT_STATE_TORN. On a GPU keep the
- * tensors allocated then until all ranks have connected again or closed: a
- * peer's stores and reads may still be under way. A rank that was not called
- * for a refit learns its result from its next collective call, which fails;
+ * in place. Collective. An error leaves REFIT_STATE_TORN. Peers have stopped
+ * using this rank's tensors then, or the message names those that have not. A
+ * rank that was not called for a refit learns its result from its next collective call, which fails;
  * connect goes on to where the others are. Errors as of run; REFIT_INTERNAL, a
  * post-hook function of this rank failed; REFIT_ABORTED, one of another rank
  * did; REFIT_DATA_LOSS, a checked refit's states differ. */
