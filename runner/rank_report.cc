@@ -4,8 +4,10 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "control/payload.h"
+#include "executor/agreement.h"
 
 namespace refit {
 namespace {
@@ -145,7 +147,8 @@ absl::StatusOr<RankReport> ReadReport(std::string_view bytes) {
   return absl::InternalError("a rank sent a report that cannot be read");
 }
 
-void AddReport(const RankReport& of_rank, RankReport& all) {
+// In the order of ranks.
+static void AddReport(const RankReport& of_rank, RankReport& all) {
   all.refit.seconds = std::max(all.refit.seconds, of_rank.refit.seconds);
   all.refit.host_seconds =
       std::max(all.refit.host_seconds, of_rank.refit.host_seconds);
@@ -156,6 +159,25 @@ void AddReport(const RankReport& of_rank, RankReport& all) {
   all.check.checked_bytes += of_rank.check.checked_bytes;
   all.check.skipped_bytes += of_rank.check.skipped_bytes;
   all.check.wrong_elements += of_rank.check.wrong_elements;
+}
+
+absl::StatusOr<RankReport> GatherReports(Transport& transport,
+                                         const RankReport& mine,
+                                         Deadline deadline) {
+  RankReport all;
+  const absl::StatusOr<std::string> summed = ThroughRankZero(
+      transport, deadline, WriteReport(mine),
+      [&](absl::Span<const std::string> by_rank)
+          -> absl::StatusOr<std::string> {
+        for (const std::string& bytes : by_rank) {
+          const absl::StatusOr<RankReport> of_rank = ReadReport(bytes);
+          if (!of_rank.ok()) return of_rank.status();
+          AddReport(*of_rank, all);
+        }
+        return WriteReport(all);
+      });
+  if (!summed.ok()) return summed.status();
+  return transport.rank() == 0 ? std::move(all) : ReadReport(*summed);
 }
 
 }  // namespace refit

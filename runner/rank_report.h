@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "refit/transport.h"
 #include "runner/local_ranks.h"
 #include "runner/value_check.h"
 
@@ -20,9 +21,11 @@ std::string WriteReport(const RankReport& report);
 // Error: kInternal, no report.
 absl::StatusOr<RankReport> ReadReport(std::string_view bytes);
 
-// Adds what the next rank reports, in the order of ranks; seconds are those of
-// the slowest rank.
-void AddReport(const RankReport& of_rank, RankReport& all);
+// Sums what all ranks report; seconds are those of the slowest rank.
+// Collective: two calls of ExchangeBytes. Rank 0 alone gets rounds_of_ranks.
+absl::StatusOr<RankReport> GatherReports(Transport& transport,
+                                         const RankReport& mine,
+                                         Deadline deadline);
 
 }  // namespace refit
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "executor/agreement.h"
 #include "plan/schedule/rank_schedule.h"
 #include "refit/cuda_device.h"
 #include "refit/host_device.h"
@@ -32,24 +33,6 @@ void MeasureSent(const PlanFile& plan, RunOfRanksResult& result) {
   }
 }
 
-// Tells all ranks what this one did and sums what all did.
-absl::StatusOr<RankReport> GatherReports(WorldRank& rank, const PlanFile& plan,
-                                         const RankReport& mine,
-                                         Deadline deadline) {
-  const std::vector<int32_t> everyone = AllRanks(plan);
-  const absl::StatusOr<std::vector<std::string>> reports =
-      rank.transport().ExchangeBytes(WriteReport(mine), everyone, everyone,
-                                     deadline);
-  if (!reports.ok()) return reports.status();
-  RankReport all;
-  for (const std::string& bytes : *reports) {
-    const absl::StatusOr<RankReport> of_rank = ReadReport(bytes);
-    if (!of_rank.ok()) return of_rank.status();
-    AddReport(*of_rank, all);
-  }
-  return all;
-}
-
 // What all ranks must be given alike, as refit-run takes it.
 std::string SharedFlags(const RunOfRanksOptions& options) {
   return absl::StrFormat("--iterations %d%s%s", options.iterations,
@@ -62,21 +45,24 @@ std::string SharedFlags(const RunOfRanksOptions& options) {
 
 // Ranks that were not would wait for each other, or check other values than
 // were sent. Collective: an error on all ranks alike.
-absl::Status CheckSharedFlags(WorldRank& rank, const PlanFile& plan,
+absl::Status CheckSharedFlags(WorldRank& rank,
                               const RunOfRanksOptions& options) {
-  const std::vector<int32_t> everyone = AllRanks(plan);
-  const absl::StatusOr<std::vector<std::string>> flags =
-      rank.transport().ExchangeBytes(SharedFlags(options), everyone, everyone,
-                                     Clock::now() + options.timeout);
-  if (!flags.ok()) return flags.status();
-  const auto other = std::find_if(
-      flags->begin(), flags->end(),
-      [&](const std::string& of_rank) { return of_rank != flags->front(); });
-  if (other == flags->end()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", other - flags->begin(), " was started with ",
-                   *other, ", and rank 0 with ", flags->front(),
+  return ThroughRankZero(
+             rank.transport(), Clock::now() + options.timeout,
+             SharedFlags(options),
+             [](absl::Span<const std::string> flags)
+                 -> absl::StatusOr<std::string> {
+               const auto other = std::find_if(
+                   flags.begin(), flags.end(), [&](const std::string& of_rank) {
+                     return of_rank != flags.front();
+                   });
+               if (other == flags.end()) return "";
+               return absl::InvalidArgumentError(absl::StrCat(
+                   "rank ", other - flags.begin(), " was started with ", *other,
+                   ", and rank 0 with ", flags.front(),
                    "; start all ranks with the same flags"));
+             })
+      .status();
 }
 
 }  // namespace
@@ -221,8 +207,7 @@ absl::StatusOr<CheckResult> WorldRank::Check() {
 absl::StatusOr<RefitMeasurement> WorldRank::Refit(
     bool digest, bool dense, uint32_t direct_multiprocessors) {
   const absl::StatusOr<std::vector<std::string>> all_here =
-      transport().ExchangeBytes("", AllRanks(plan_), AllRanks(plan_),
-                                Clock::now() + timeout_);
+      transport().ExchangeBytes("", {}, {}, Clock::now() + timeout_);
   if (!all_here.ok()) return all_here.status();
   const Clock::time_point start = Clock::now();
   absl::Status status = executor().Run(
@@ -263,7 +248,7 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
                         options.timeout, {.time_rounds = options.time_rounds});
   if (!made.ok()) return made.status();
   WorldRank& rank = **made;
-  if (absl::Status s = CheckSharedFlags(rank, plan, options); !s.ok()) return s;
+  if (absl::Status s = CheckSharedFlags(rank, options); !s.ok()) return s;
   if (absl::Status s = rank.FillSources(); !s.ok()) return s;
   RunOfRanksResult result;
   MeasureSizes(plan, result);
@@ -282,7 +267,7 @@ absl::StatusOr<RunOfRanksResult> RunCheckedRank(
     absl::StatusOr<CheckResult> check = rank.Check();
     if (!check.ok()) return check.status();
     absl::StatusOr<RankReport> all =
-        GatherReports(rank, plan, {.refit = *refit, .check = *check},
+        GatherReports(rank.transport(), {.refit = *refit, .check = *check},
                       Clock::now() + options.timeout);
     if (!all.ok()) return all.status();
     all->check.mismatches = std::move(check->mismatches);
@@ -325,13 +310,11 @@ absl::StatusOr<RunOfRanksResult> RunCheckedThreads(
   std::vector<absl::Status> statuses;
   for (const auto& of_rank : results) statuses.push_back(of_rank.status());
   if (absl::Status s = MainError(statuses); !s.ok()) return s;
-  RunOfRanksResult result;
-  for (absl::StatusOr<RunOfRanksResult>& of_rank : results) {
-    std::vector<std::string> mismatches = std::move(result.check.mismatches);
-    mismatches.insert(mismatches.end(), of_rank->check.mismatches.begin(),
-                      of_rank->check.mismatches.end());
-    result = *std::move(of_rank);
-    result.check.mismatches = std::move(mismatches);
+  RunOfRanksResult result = *std::move(results.front());
+  std::vector<std::string>& mismatches = result.check.mismatches;
+  for (size_t rank = 1; rank < results.size(); ++rank) {
+    mismatches.insert(mismatches.end(), results[rank]->check.mismatches.begin(),
+                      results[rank]->check.mismatches.end());
   }
   return result;
 }

@@ -84,7 +84,8 @@ class WorldRank {
 absl::StatusOr<int> DevicesHere();
 
 // `refit-run --transport nccl|ucx --check` of one rank, whose tensors are on
-// `device`. Collective: every rank gets the result of all.
+// `device`. Collective: every rank gets the result of all, but for
+// rounds_of_ranks, which rank 0 alone gets.
 absl::StatusOr<RunOfRanksResult> RunCheckedRank(
     const PlanFile& plan, std::unique_ptr<ControlPlane> control,
     std::shared_ptr<Device> device, const RunOfRanksOptions& options);

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "refit/host_device.h"
+#include "runner/rank_report.h"
 #include "tests/control/control_plane_fixture.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
@@ -88,6 +89,8 @@ TEST(ControlCostTest, ConnectAndWaitGrowWithTheNumberOfRanks) {
   // Among 8,192 ranks: 100 MB and 2 MB.
   constexpr uint64_t kConnectBytes = uint64_t{kRanks} * 12'200;
   constexpr uint64_t kWaitBytes = uint64_t{kRanks} * 244;
+  // Of refit-run, there and back.
+  constexpr uint64_t kReportBytes = uint64_t{kRanks} * 1'200;
   EXPECT_LE(on_all([&](Transport& end) {
               return end.Connect({}, EdgesOf(end.rank()), Ample());
             }),
@@ -98,6 +101,17 @@ TEST(ControlCostTest, ConnectAndWaitGrowWithTheNumberOfRanks) {
               return status.ok() ? end.Wait() : status;
             }),
             kWaitBytes);
+  RankReport mine;
+  mine.refit.seconds = 1;
+  mine.refit.rounds.resize(2);
+  EXPECT_LE(on_all([&](Transport& end) {
+              const absl::StatusOr<RankReport> all =
+                  GatherReports(end, mine, Ample());
+              if (!all.ok()) return all.status();
+              EXPECT_EQ(all->refit.rounds.size(), 1u);
+              return absl::OkStatus();
+            }),
+            kReportBytes);
 }
 
 }  // namespace
