@@ -52,8 +52,8 @@ class UcxWorker {
   // `api` and `wake` must outlive it. `peers` is how many it will have.
   static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(
       const ucx::Api& api, const WakeSignal& wake, int32_t rank, size_t peers);
-  // Messages under way are given up: nothing writes into this rank's memory
-  // after that.
+  // Messages under way are given up. UCX cannot call back what a peer has begun
+  // to write into a receive by rendezvous (put).
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
