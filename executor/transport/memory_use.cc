@@ -55,10 +55,16 @@ absl::Status MemoryUse::Connect(absl::Span<const int32_t> peers,
 
 std::optional<int32_t> MemoryUse::Begin() {
   const std::lock_guard lock(mutex_);
-  is_using_ = !peers_.empty();
-  for (const Peer& peer : peers_) Store(*peer.words, rank_, 1);
+  const auto tell = [&](bool uses) {
+    is_using_ = uses;
+    for (const Peer& peer : peers_) Store(*peer.words, rank_, uses ? 1 : 0);
+  };
+  const bool was_using = is_using_;  // by a refit in flight
+  tell(true);
   for (const Peer& peer : peers_) {
-    if (Load(*peer.words, world_size_) != 0) return peer.rank;
+    if (Load(*peer.words, world_size_) == 0) continue;
+    tell(was_using);
+    return peer.rank;
   }
   return std::nullopt;
 }

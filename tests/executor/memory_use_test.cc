@@ -77,13 +77,14 @@ TEST_F(MemoryUseTest, AnotherProcessDoesNotUseWhatIsRevoked) {
   owner_->Revoke();
   ASSERT_EQ(StartUser([](MemoryUse& use) { return use.Begin().value_or(7); }),
             0);
+  EXPECT_TRUE(owner_->AwaitUnused(In(milliseconds(0))).empty());
 }
 
 // A child of the user lives on, which has its parent's files.
 TEST_F(MemoryUseTest, AChildOfAUserUsesNothing) {
   ASSERT_EQ(StartUser([](MemoryUse& use) {
+              const pid_t parent = getpid();
               if (use.Begin().has_value() || fork() != 0) return 0;
-              const pid_t parent = getppid();
               while (getppid() == parent) usleep(1000);
               sleep(1);
               _exit(0);
