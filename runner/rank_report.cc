@@ -147,8 +147,7 @@ absl::StatusOr<RankReport> ReadReport(std::string_view bytes) {
   return absl::InternalError("a rank sent a report that cannot be read");
 }
 
-// In the order of ranks.
-static void AddReport(const RankReport& of_rank, RankReport& all) {
+void AddReport(const RankReport& of_rank, RankReport& all) {
   all.refit.seconds = std::max(all.refit.seconds, of_rank.refit.seconds);
   all.refit.host_seconds =
       std::max(all.refit.host_seconds, of_rank.refit.host_seconds);

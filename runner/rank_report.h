@@ -21,8 +21,12 @@ std::string WriteReport(const RankReport& report);
 // Error: kInternal, no report.
 absl::StatusOr<RankReport> ReadReport(std::string_view bytes);
 
-// Sums what all ranks report; seconds are those of the slowest rank.
-// Collective: two calls of ExchangeBytes. Rank 0 alone gets rounds_of_ranks.
+// Adds what the next rank reports, in the order of ranks; seconds are those of
+// the slowest rank.
+void AddReport(const RankReport& of_rank, RankReport& all);
+
+// What all ranks report. Collective: two calls of ExchangeBytes. Rank 0 alone
+// gets rounds_of_ranks.
 absl::StatusOr<RankReport> GatherReports(Transport& transport,
                                          const RankReport& mine,
                                          Deadline deadline);
