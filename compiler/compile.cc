@@ -116,7 +116,10 @@ MostPeers FindMostPeers(const Module& module) {
   };
   for (size_t i = 0; i < module.messages.size(); ++i) {
     const Message& message = module.messages[i];
-    if (message.route != Route::kNetwork) continue;
+    if (module.RouteBetween(message.source, message.destination) !=
+        Route::kNetwork) {
+      continue;
+    }
     add(module.SentBy(i), message.destination);
     // A broadcast goes round a ring.
     if (message.broadcast.others > 0) {
@@ -292,6 +295,7 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   draft.bytes = *std::move(bytes);
   WarnOfMessages(job, module, draft.doubts);
   draft.shown = shown.str();
+  if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();
@@ -300,7 +304,6 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
       module.messages.begin(), module.messages.end(), [&](const Message& of) {
         return of.mechanism == Mechanism::kDirect && module.IsRelay(of.source);
       });
-  if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
   return draft;
 }
 

@@ -146,6 +146,14 @@ bool Module::DefersStores() const {
                       });
 }
 
+bool Module::JoinsHosts() const {
+  return topology.fabric.has_value() &&
+         topology.fabric->hosts_per_nvlink_domain > 1 && !limits.by_rails &&
+         !topology.colocated &&
+         RoomOfHeldRound(limits) >=
+             2 * topology.network_bytes_per_second * kStagedRoundSeconds;
+}
+
 double Module::RoundSeconds(Route route) const {
   if (MechanismOf(route) == Mechanism::kDirect) return kDirectRoundSeconds;
   return StagedRoundOf(route).StartSeconds(1);

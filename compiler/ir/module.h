@@ -481,6 +481,13 @@ constexpr StagedRound StagedRoundOf(Route route) {
                            .relayed_messages = kRelayedPerPeerRound};
 }
 
+// Bytes of staging that a rank has for a round of a plan in which hosts pass on
+// to hosts: those that use it in turn are more by kHeldRounds than of others.
+inline double RoomOfHeldRound(const Limits& limits) {
+  return static_cast<double>(limits.staging_bytes) /
+         (limits.slots + kHeldRounds);
+}
+
 // What joins hosts, where the job says more of it than its speed.
 struct Fabric {
   std::string machine;  // "" where the job names none
@@ -628,6 +635,17 @@ struct Module {
                    topology.DomainOf(topology.host[IndexOf(destination_rank)])
                ? Route::kPeer
                : Route::kNetwork;
+  }
+  // Whether ranks pass on to other hosts of their NVLink domain what the
+  // network brings: staging has room for a message and for the one that a rank
+  // passes on meanwhile, each worth its start. Not in colocated jobs, where a
+  // rank that receives for others may be on the source's GPU.
+  bool JoinsHosts() const;
+  // Ranks of one site pass on to each other: it is their NVLink domain, or
+  // their host.
+  int32_t SiteOf(Rank rank) const {
+    const int32_t host = topology.host[IndexOf(rank)];
+    return JoinsHosts() ? topology.DomainOf(host) : host;
   }
   Mechanism MechanismOf(Route route) const;
   // What a round of the route costs before its bytes, with one message.

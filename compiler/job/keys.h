@@ -363,6 +363,7 @@ inline constexpr auto kTopologyKeys = std::tuple(
          .help = "per NIC and direction between hosts (400 Gb/s)"},
         &TopologySpec::network_gigabytes_per_second),
     Key({.name = "transport",
+         .default_text = "`\"nccl\"`",
          .help = "what workers of different hosts exchange messages by: "
                  "`\"nccl\"`, or `\"ucx\"`, which does not broadcast, so "
                  "that hosts pass on to each other what several of them want",

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "compiler/passes/passes.h"
@@ -104,8 +105,29 @@ struct HostRanks {
   int64_t destinations = 0;
 };
 
-// NVLink domains, whose ranks reach all others over their NICs. Only
-// destinations receive; whoever is there may send.
+// The way of a leaf to the others; 0 if that is no narrower than its NICs, or
+// if rails divide a host's NICs among leaves.
+double UplinkOf(const Topology& topology,
+                const std::map<int32_t, HostRanks>& hosts, double nic) {
+  if (!topology.fabric.has_value()) return 0;
+  const Fabric& fabric = *topology.fabric;
+  if (fabric.rails || fabric.hosts_per_leaf == 0 ||
+      fabric.spine_oversubscription <= 1) {
+    return 0;
+  }
+  int64_t nics = 0;  // of the host that has most
+  for (const auto& [host, ranks] : hosts) {
+    const int64_t all = ranks.sources + ranks.destinations;
+    nics =
+        std::max(nics, (all + fabric.gpus_per_nic - 1) / fabric.gpus_per_nic);
+  }
+  return nic * static_cast<double>(nics) * fabric.hosts_per_leaf /
+         fabric.spine_oversubscription;
+}
+
+// NVLink domains, whose ranks reach all others over their NICs, and those of
+// several leaves over the ways of these. Only destinations receive; whoever is
+// there may send.
 Enclaves DomainsOf(const Module& module,
                    const std::map<int32_t, HostRanks>& hosts, double nic) {
   const Topology& topology = module.topology;
@@ -125,31 +147,37 @@ Enclaves DomainsOf(const Module& module,
     domain.out_bytes_per_second += nic * static_cast<double>(nics);
     domain.receivers += ranks.destinations;
   }
+  const double uplink = UplinkOf(topology, hosts, nic);
+  if (uplink == 0 || topology.fabric->hosts_per_nvlink_domain %
+                             topology.fabric->hosts_per_leaf !=
+                         0) {
+    return domains;
+  }
+  std::map<int32_t, std::set<int32_t>> leaves;  // by domain
+  for (const auto& [host, ranks] : hosts) {
+    leaves[topology.DomainOf(host)].insert(host /
+                                           topology.fabric->hosts_per_leaf);
+  }
+  for (auto& [number, domain] : domains.by_number) {
+    const double most = uplink * static_cast<double>(leaves.at(number).size());
+    domain.in_bytes_per_second = std::min(domain.in_bytes_per_second, most);
+    domain.out_bytes_per_second = std::min(domain.out_bytes_per_second, most);
+  }
   return domains;
 }
 
-// Leaves whose way to the others is narrower than their NICs. None where NVLink
-// joins leaves, because rails divide a host's NICs among them or a domain has
-// hosts of several, or where parts of a folded job share one.
+// Leaves whose way to the others is narrower than their NICs. None where a
+// domain has hosts of several, or where parts of a folded job share one.
 Enclaves LeavesOf(const Module& module,
                   const std::map<int32_t, HostRanks>& hosts, double nic) {
   const Topology& topology = module.topology;
   Enclaves leaves;
-  if (!topology.fabric.has_value()) return leaves;
+  const double uplink = UplinkOf(topology, hosts, nic);
+  if (uplink == 0) return leaves;
   const Fabric& fabric = *topology.fabric;
-  if (fabric.rails || fabric.hosts_per_leaf == 0 ||
-      fabric.hosts_per_leaf % fabric.hosts_per_nvlink_domain != 0 ||
-      fabric.spine_oversubscription <= 1) {
+  if (fabric.hosts_per_leaf % fabric.hosts_per_nvlink_domain != 0) {
     return leaves;
   }
-  int64_t nics = 0;  // of the host that has most
-  for (const auto& [host, ranks] : hosts) {
-    const int64_t all = ranks.sources + ranks.destinations;
-    nics =
-        std::max(nics, (all + fabric.gpus_per_nic - 1) / fabric.gpus_per_nic);
-  }
-  const double uplink = nic * static_cast<double>(nics) *
-                        fabric.hosts_per_leaf / fabric.spine_oversubscription;
   std::map<int32_t, int32_t> part_of;  // by leaf
   for (size_t rank = 0; rank < topology.host.size(); ++rank) {
     const int32_t leaf = topology.host[rank] / fabric.hosts_per_leaf;

@@ -96,10 +96,9 @@ Entrance::Entrance(const Module& module, const Flows& flows, int32_t wave,
       routed_(routed),
       sent_(static_cast<size_t>(module.world_size()), 0),
       received_(static_cast<size_t>(module.world_size()), 0) {
-  const std::vector<int32_t>& host = module.topology.host;
   for (int32_t i = module.source_ranks(); i < module.world_size(); ++i) {
     if (module.PartOf(Rank{i}) != 0) continue;
-    ranks_[host[IndexOf(i)]].push_back(Rank{i});
+    ranks_[module.SiteOf(Rank{i})].push_back(Rank{i});
   }
   for (const auto& [key, flow] : flows) {
     if (key.wave != wave) continue;
@@ -111,7 +110,7 @@ Entrance::Entrance(const Module& module, const Flows& flows, int32_t wave,
       for (const auto& [holders, share] : flow) {
         if (share.way != FlowWay::kEachHost) continue;
         if (of_host == nullptr) {
-          of_host = &flows_[{host[IndexOf(members.front())], members}];
+          of_host = &flows_[{module.SiteOf(members.front()), members}];
         }
         of_host->shares.emplace_back(NearestHolders(holders, members.front()),
                                      &share);
@@ -245,7 +244,9 @@ void Entrance::AddParts(const Members& members, const Share& share,
     std::vector<Relay> relays;
     AddOthers(members, entry.rank, relays);
     for (const Packed& packed : buckets[i].contents) {
-      routed_.Add(packed.piece, packed.box, entry.rank, relays, {&source, 1});
+      routed_.Add(packed.piece, packed.box, entry.rank, relays, {&source, 1})
+          .root_keeps =
+          std::binary_search(members.begin(), members.end(), entry.rank);
     }
   }
 }
@@ -310,8 +311,7 @@ void Entrance::Route() {
   // Of spilled flows the holders are chosen here, too.
   std::map<Holders, int64_t> of_spilled;
   for (const auto& [rank, spill] : spills_) {
-    const HostFlow& flow =
-        flows_.at({module_.topology.host[IndexOf(rank)], Members{rank}});
+    const HostFlow& flow = flows_.at({module_.SiteOf(rank), Members{rank}});
     for (const auto& [holders, share] : flow.shares) {
       for (const Rank holder : *holders) {
         sent_[IndexOf(holder)] -= share->bytes / std::ssize(*holders);

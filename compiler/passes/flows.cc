@@ -5,8 +5,9 @@
 namespace refit {
 namespace {
 
-// Those on the one host that has all sources.
-Members NearReceivers(const Module& module, const Piece& piece) {
+// Those on the one host that has all sources, unless they are of the flow.
+Members NearReceivers(const Module& module, const Piece& piece,
+                      absl::Span<const Members> sites) {
   const std::vector<int32_t>& host = module.topology.host;
   const int32_t number = host[IndexOf(piece.sources.front())];
   Members near;
@@ -19,7 +20,52 @@ Members NearReceivers(const Module& module, const Piece& piece) {
   for (const Rank receiver : piece.destinations) {
     if (host[IndexOf(receiver)] == number) near.push_back(receiver);
   }
+  const bool are_members =
+      !near.empty() &&
+      std::any_of(sites.begin(), sites.end(), [&](const Members& members) {
+        return std::binary_search(members.begin(), members.end(), near.front());
+      });
+  if (are_members) near.clear();
   return near;
+}
+
+// Ranks by a number that they have in common, ascending.
+using RanksByNumber = std::vector<std::pair<int32_t, Members>>;
+
+// Ranks ascend, and so do their numbers as a rule.
+void AddTo(RanksByNumber& groups, int32_t number, Rank rank) {
+  if (!groups.empty() && groups.back().first == number) {
+    groups.back().second.push_back(rank);
+    return;
+  }
+  auto at = std::lower_bound(
+      groups.begin(), groups.end(), number,
+      [](const auto& of, int32_t wanted) { return of.first < wanted; });
+  if (at == groups.end() || at->first != number) {
+    at = groups.insert(at, {number, {}});
+  }
+  at->second.push_back(rank);
+}
+
+// Whether ranks of several hosts, which NVLink joins, can pass on to each other
+// what one of them receives: a round has room for as many messages, each worth
+// its start on the link by which it comes.
+bool MayPassOn(const Module& module, const Piece& piece,
+               const Members& members) {
+  const Limits& limits = module.limits;
+  const auto ranks = static_cast<int64_t>(members.size());
+  // A rank sends and receives a message, passes it on, and is passed as many.
+  if (2 * ranks > limits.operations_per_round) return false;
+  const Topology& topology = module.topology;
+  const double room = RoomOfHeldRound(limits);
+  const bool has_source =
+      std::any_of(piece.sources.begin(), piece.sources.end(), [&](Rank source) {
+        return module.SiteOf(source) == module.SiteOf(members.front());
+      });
+  return has_source
+             ? room >= topology.peer_bytes_per_second * kStagedRoundSeconds
+             : room >= topology.network_bytes_per_second * kStagedRoundSeconds *
+                           static_cast<double>(ranks);
 }
 
 std::vector<RankBytes> Level(const Holders& set, int64_t bytes,
@@ -54,27 +100,31 @@ std::vector<Members> FarReceivers(const Module& module, const Piece& piece) {
   std::vector<int32_t> near;
   for (const Rank source : piece.sources) near.push_back(host[IndexOf(source)]);
   std::sort(near.begin(), near.end());
-  // Ranks ascend, and so do their hosts as a rule.
-  std::vector<std::pair<int32_t, Members>> by_host;
+  const auto is_near = [&](Rank receiver) {
+    return std::binary_search(near.begin(), near.end(),
+                              host[IndexOf(receiver)]);
+  };
+  RanksByNumber sites;
   for (const Rank receiver : piece.destinations) {
-    const int32_t number = host[IndexOf(receiver)];
-    if (std::binary_search(near.begin(), near.end(), number)) continue;
-    if (by_host.empty() || by_host.back().first != number) {
-      auto at = std::lower_bound(
-          by_host.begin(), by_host.end(), number,
-          [](const auto& of, int32_t wanted) { return of.first < wanted; });
-      if (at == by_host.end() || at->first != number) {
-        at = by_host.insert(at, {number, {}});
-      }
-      at->second.push_back(receiver);
-      continue;
-    }
-    by_host.back().second.push_back(receiver);
+    AddTo(sites, module.SiteOf(receiver), receiver);
   }
   std::vector<Members> receivers;
-  receivers.reserve(by_host.size());
-  for (auto& [number, members] : by_host) {
-    receivers.push_back(std::move(members));
+  receivers.reserve(sites.size());
+  for (auto& [site, members] : sites) {
+    if (std::all_of(members.begin(), members.end(), is_near)) continue;
+    const bool spans_hosts =
+        std::any_of(members.begin(), members.end(), [&](Rank member) {
+          return host[IndexOf(member)] != host[IndexOf(members.front())];
+        });
+    if (!spans_hosts || MayPassOn(module, piece, members)) {
+      receivers.push_back(std::move(members));
+      continue;
+    }
+    RanksByNumber hosts;
+    for (const Rank member : members) {
+      if (!is_near(member)) AddTo(hosts, host[IndexOf(member)], member);
+    }
+    for (auto& [number, ranks] : hosts) receivers.push_back(std::move(ranks));
   }
   return receivers;
 }
@@ -86,10 +136,10 @@ Flows ListFlows(const Module& module) {
   for (size_t i = 0; i < module.pieces.size(); ++i) {
     const Piece& piece = module.pieces[i];
     if (piece.wire_dtype != piece.destination_dtype) continue;
-    FlowKey key = {.wave = piece.wave,
-                   .hosts = FarReceivers(module, piece),
-                   .near = NearReceivers(module, piece)};
+    FlowKey key = {
+        .wave = piece.wave, .hosts = FarReceivers(module, piece), .near = {}};
     if (key.hosts.empty()) continue;
+    key.near = NearReceivers(module, piece, key.hosts);
     if (last == flows.end() || key < last->first || last->first < key) {
       last = flows.try_emplace(std::move(key)).first;
     }

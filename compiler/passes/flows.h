@@ -15,7 +15,8 @@
 
 namespace refit {
 
-// Ranks of one host, ascending.
+// Ranks of one site (Module::SiteOf), ascending. Where NVLink joins no hosts,
+// that is a host, as flow passes call it.
 using Members = absl::InlinedVector<Rank, 4>;
 
 // Ranks that hold the same, ascending.
@@ -35,12 +36,13 @@ struct Share {
   FlowWay way = FlowWay::kEachHost;
 };
 
-// Who wants what no source of their hosts holds, in one wave.
+// Who wants what no source of their hosts holds, in one wave. Of a domain of
+// several hosts all who want it, if any of them is on a host without a source.
 struct FlowKey {
   int32_t wave = 0;
   std::vector<Members> hosts;
   // Receivers on the one host where all sources are; empty if there are none,
-  // or several such hosts.
+  // or several such hosts, or if they are of `hosts`.
   Members near;
 
   friend bool operator<(const FlowKey& a, const FlowKey& b) {
@@ -51,7 +53,7 @@ struct FlowKey {
 using Flow = std::map<Holders, Share>;
 using Flows = std::map<FlowKey, Flow>;
 
-// The receivers of a piece that no source shares a host with, by host.
+// The receivers of a piece for FlowKey::hosts.
 std::vector<Members> FarReceivers(const Module& module, const Piece& piece);
 
 // All pieces but those that are cast on arrival: what arrives of these is not

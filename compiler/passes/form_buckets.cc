@@ -112,6 +112,7 @@ struct NetworkLoad {
   bool routes = false;         // any stream is routed
   bool between_hosts = false;  // some hosts pass on to others
   bool broadcasts = false;     // any stream does
+  bool on_nvlink = false;      // all that is routed comes from its own domain
   int64_t largest = 0;         // of a routed stream
   size_t others = 0;  // to whom a rank passes on inside its host, at most
   int64_t steps = 0;  // rounds of the longest way from a root
@@ -119,6 +120,28 @@ struct NetworkLoad {
   // of all streams.
   double dealt = 0;
 };
+
+// Whether NVLink takes what goes along `relays` to other hosts. Then also what
+// begins inside a host is one of the messages between them.
+bool SpanHosts(const Module& module, absl::Span<const Relay> relays) {
+  return std::any_of(relays.begin(), relays.end(), [&](const Relay& relay) {
+    return module.RouteBetween(relay.sender, relay.receiver) !=
+           module.LinkBetween(relay.sender, relay.receiver);
+  });
+}
+
+// Whether one of `relays` stays inside a site. To another host of a domain it
+// does if nobody passes it on from there: else it is an edge of a tree.
+bool StaysInside(const Module& module, absl::Span<const Relay> relays,
+                 const Relay& relay) {
+  if (module.RouteBetween(relay.sender, relay.receiver) != Route::kNetwork) {
+    return true;
+  }
+  return module.LinkBetween(relay.sender, relay.receiver) != Route::kNetwork &&
+         std::none_of(relays.begin(), relays.end(), [&](const Relay& other) {
+           return other.sender == relay.receiver;
+         });
+}
 
 NetworkLoad LoadOf(const Module& module,
                    const std::vector<int64_t>& staged_bytes,
@@ -130,6 +153,7 @@ NetworkLoad LoadOf(const Module& module,
   std::vector<size_t> others(world, 0);
   double inside = 0;
   double entered = 0;
+  bool leaves_domains = false;
   for (const Stream& stream : streams) {
     int64_t bytes = 0;
     for (const PieceId id : stream.pieces) bytes += staged_bytes[IndexOf(id)];
@@ -141,7 +165,8 @@ NetworkLoad LoadOf(const Module& module,
       load.busiest =
           std::max(load.busiest, received[IndexOf(receiver)] += bytes);
     };
-    if (stream.route == Route::kNetwork) {
+    if (stream.route == Route::kNetwork ||
+        (stream.is_routed && SpanHosts(module, stream.relays))) {
       send(stream.source);
       receive(stream.receiver);
       for (const Rank other : stream.others) receive(other);
@@ -149,6 +174,8 @@ NetworkLoad LoadOf(const Module& module,
     if (!stream.is_routed) continue;
     load.routes = true;
     load.broadcasts |= stream.broadcasts;
+    leaves_domains |=
+        module.LinkBetween(stream.source, stream.receiver) == Route::kNetwork;
     load.largest = std::max(load.largest, bytes);
     steps[IndexOf(stream.receiver)] = 0;
     for (const Rank other : stream.others) steps[IndexOf(other)] = 0;
@@ -157,8 +184,7 @@ NetworkLoad LoadOf(const Module& module,
       passed_on[IndexOf(relay.sender)] = 0;
     }
     for (const Relay& relay : stream.relays) {
-      if (module.RouteBetween(relay.sender, relay.receiver) !=
-          Route::kNetwork) {
+      if (StaysInside(module, stream.relays, relay)) {
         load.others = std::max(load.others, ++others[IndexOf(relay.sender)]);
         inside += static_cast<double>(bytes);
         continue;
@@ -175,6 +201,7 @@ NetworkLoad LoadOf(const Module& module,
     }
   }
   if (entered > 0) load.dealt = inside / entered;
+  load.on_nvlink = load.routes && !load.between_hosts && !leaves_domains;
   return load;
 }
 
@@ -324,7 +351,9 @@ void MessageBuilder::Send(Rank source, Rank destination,
                           const PackedPieces& packed, const Message& like) {
   feeds_[IndexOf(destination)] = {module_.messages.size(),
                                   packed.contents.size()};
-  const Route route = module_.RouteBetween(source, destination);
+  const Route route = like.route != Route::kUnspecified
+                          ? like.route
+                          : module_.RouteBetween(source, destination);
   const Mechanism mechanism =
       like.is_routed && like.relayed_from == Route::kUnspecified
           ? Mechanism::kStaged
@@ -494,6 +523,18 @@ int64_t MessageBuilder::RoutedBucketBytes(const std::vector<Stream>& streams,
   const Topology& topology = module_.topology;
   const double dealt = holds ? load.dealt : 0;
   int64_t room = RoomOf(module_, load, dealt);
+  if (load.on_nvlink) {
+    // What comes in a round takes as long as what is passed on of the one
+    // before, which nothing does in the first and the last.
+    const double seconds = static_cast<double>(load.largest) * (1 + dealt) /
+                           topology.peer_bytes_per_second;
+    const int64_t most = std::min(room, limits.bucket_bytes);
+    const int64_t rounds = std::max<int64_t>(
+        std::llround(std::sqrt(seconds / kStagedRoundSeconds)),
+        (load.largest + most - 1) / most);
+    return std::min(most, EvenBytes(load.largest, std::max<int64_t>(rounds, 1),
+                                    kAlikeDivisor));
+  }
   // As many in a round as start beside the network, on NVLink, where each
   // starts alone.
   const auto bytes = static_cast<double>(room);
@@ -608,8 +649,7 @@ void MessageBuilder::SendHeld(int32_t wave, Rank rank, const Stream& stream,
                               const PackedPieces& packed) {
   std::vector<Rank> receivers;
   for (const Relay& relay : stream.relays) {
-    if (relay.sender == rank &&
-        module_.RouteBetween(rank, relay.receiver) != Route::kNetwork) {
+    if (relay.sender == rank && StaysInside(module_, stream.relays, relay)) {
       receivers.push_back(relay.receiver);
     }
   }
@@ -654,7 +694,10 @@ void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
                            .relayed_from = Route::kNetwork,
                            .is_routed = true};
   const PackedPieces& packed = PackAlike(stream.pieces, bucket_bytes);
-  const Message first = {.wave = wave,
+  const Message first = {.route = SpanHosts(module_, stream.relays)
+                                      ? Route::kNetwork
+                                      : Route::kUnspecified,
+                         .wave = wave,
                          .fed_by = {},
                          .is_unpacked = stream.receiver_keeps,
                          .is_routed = true};
@@ -668,8 +711,7 @@ void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
     if (holds) SendHeld(wave, other, stream, packed);
   }
   const auto is_between_hosts = [&](const Relay& relay) {
-    return module_.RouteBetween(relay.sender, relay.receiver) ==
-           Route::kNetwork;
+    return !StaysInside(module_, stream.relays, relay);
   };
   if (stream.broadcasts) {
     size_t hosts = 0;
@@ -685,9 +727,13 @@ void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
       if (!stream.broadcasts) SendOn(relay, packed, relayed);
       if (holds) SendHeld(wave, relay.receiver, stream, packed);
     } else if (!holds) {
+      // Between hosts it is packed again, since no tree keeps it in staging.
+      Message packed_again = relayed;
+      packed_again.is_routed =
+          module_.RouteBetween(relay.sender, relay.receiver) != Route::kNetwork;
       SendOn(relay,
              module_.IsStaged(relay) ? packed : Pack(stream.pieces, kNoLimit),
-             relayed);
+             packed_again);
     }
   }
 }

@@ -83,6 +83,7 @@ struct Totals {
   double relayed_bytes = 0;
   bool routes = false;         // any message is routed
   bool between_hosts = false;  // and passed on to another host, or broadcast
+  bool on_nvlink = true;       // all go inside a host or a domain
 };
 
 int64_t MostOf(const std::vector<int64_t>& numbers) {
@@ -100,6 +101,9 @@ Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
     totals.routes |= message->is_routed;
     totals.between_hosts |=
         message->is_routed && (relays || message->is_broadcast());
+    totals.on_nvlink &=
+        module.LinkBetween(message->source, message->destination) ==
+        Route::kPeer;
     if (relays) {
       totals.relayed_bytes += static_cast<double>(bytes);
       totals.most_relayed_bytes =
@@ -300,6 +304,7 @@ void ListScheduler::SetLimits(const Totals& totals, bool ends, Route route) {
   const auto room =
       static_cast<int64_t>(part_of_staging * static_cast<double>(most));
   loads_.LimitEntering(std::numeric_limits<int64_t>::max());
+  loads_.LimitSends(1);
   loads_.Reserve({});
   if (totals.dealt_bytes > 0) {
     std::vector<RankRoom> reserved;
@@ -333,6 +338,12 @@ void ListScheduler::SetLimits(const Totals& totals, bool ends, Route route) {
         std::max<int64_t>(std::min(room / most_bytes_, operations), 1);
     direction_bytes_ = std::max(
         most_bytes_, std::min(room, WholeMessages(count * most_bytes_)));
+    // A source feeds all in each round, for they pass on as much meanwhile.
+    if (totals.on_nvlink) {
+      direction_bytes_ = WholeMessages(most_bytes_);
+      loads_.LimitSends(most / std::max<int64_t>(MostOf(totals.received), 1) +
+                        1);
+    }
   } else if (totals.routes || totals.relayed_bytes > 0) {
     direction_bytes_ = std::max(room, most_bytes_);
   }
@@ -355,7 +366,7 @@ void ListScheduler::SetLimits(const Totals& totals, bool ends, Route route) {
     direction_bytes_ = std::min(
         direction_bytes_, WholeMessages(with_slack / (with_slack / room + 1)));
   }
-  if (ends && !totals.between_hosts) {
+  if (ends && !totals.between_hosts && !totals.on_nvlink) {
     const Topology& topology = module_.topology;
     dealt_part_ = topology.network_bytes_per_second *
                   (totals.dealt_bytes / topology.peer_bytes_per_second +

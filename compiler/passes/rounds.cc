@@ -21,7 +21,7 @@ bool RoundLoads::FitsAtSource(const Message& message, int32_t round,
   return HasRoom(source, {.staging_bytes = message.is_held ? 0 : bytes,
                           .operations = 1}) &&
          (IsBesideNetwork(message) ||
-          source.bytes[kSends] <= direction_bytes_max_[is_small] - bytes);
+          source.bytes[kSends] <= DirectionBytesMax(kSends, is_small) - bytes);
 }
 
 bool RoundLoads::FitsWhereReceived(const Message& message,
@@ -34,7 +34,7 @@ bool RoundLoads::FitsWhereReceived(const Message& message,
   if (IsBesideNetwork(message)
           ? destination.entering_bytes + bytes > entering_bytes_max_
           : destination.bytes[kReceives] >
-                direction_bytes_max_[is_small] - bytes) {
+                DirectionBytesMax(kReceives, is_small) - bytes) {
     return false;
   }
   if (dealt_by.empty()) return true;
@@ -71,7 +71,8 @@ int64_t RoundLoads::Room(Rank rank, Direction direction, int32_t round,
                          bool is_small) {
   const RankRound& at = At(rank, round);
   if (at.taken.operations >= limits_.operations_per_round) return 0;
-  const int64_t bytes = direction_bytes_max_[is_small] - at.bytes[direction];
+  const int64_t bytes =
+      DirectionBytesMax(direction, is_small) - at.bytes[direction];
   // What is sent may lie in staging already.
   return direction == kSends
              ? bytes

@@ -40,6 +40,8 @@ class RoundLoads {
   void LimitDirection(int64_t bytes, int64_t with_small) {
     direction_bytes_max_ = {bytes, with_small};
   }
+  // A rank sends up to so many times as much.
+  void LimitSends(int64_t factor) { sends_factor_ = factor; }
   // In no round a rank receives more than so much from sources of its host
   // beside what comes over the network.
   void LimitEntering(int64_t bytes) { entering_bytes_max_ = bytes; }
@@ -88,10 +90,16 @@ class RoundLoads {
   // The same beside what is reserved, unless the rank has nothing in the round.
   bool HasRoomToDeal(Rank rank, int32_t round, RankRoom more);
 
+  int64_t DirectionBytesMax(Direction direction, bool is_small) const {
+    return direction_bytes_max_[is_small] *
+           (direction == kSends ? sends_factor_ : 1);
+  }
+
   const Limits& limits_;
   const int64_t staging_bytes_max_;
   // Of what is not small, and of all.
   std::array<int64_t, 2> direction_bytes_max_ = {};
+  int64_t sends_factor_ = 1;
   int64_t entering_bytes_max_ = std::numeric_limits<int64_t>::max();
   std::vector<RankRoom> reserved_;
   std::vector<std::vector<RankRound>> ranks_;  // by rank, round

@@ -307,7 +307,7 @@ void CutIntoRanges(const Module& module, const FlowKey& key, const Flow& flow,
     const FlowRange& range = ranges[std::min(i, ranges.size() - 1)];
     for (const Packed& packed : buckets[i].contents) {
       for (const Tree& tree : range.trees) {
-        routed.Add(packed.piece, packed.box, tree.root, tree.edges);
+        routed.AddTree(packed.piece, packed.box, tree.root, tree.edges);
       }
     }
   }
@@ -323,8 +323,12 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
     ChooseTrees(module, wave, flows);
   }
   RoutedPieces routed(module);
-  // Neither shifted nor packed programs say what is broadcast.
-  if (module.limits.broadcasts && module.parts() == 1 && !module.is_compact) {
+  const bool has_domains = module.topology.fabric.has_value() &&
+                           module.topology.fabric->hosts_per_nvlink_domain > 1;
+  // Neither shifted nor packed programs say what is broadcast, and nobody tried
+  // broadcasts between NVLink domains of several hosts.
+  if (module.limits.broadcasts && module.parts() == 1 && !module.is_compact &&
+      !has_domains) {
     BroadcastFlows(module, flows, routed);
   }
   for (const auto& [key, flow] : flows) {

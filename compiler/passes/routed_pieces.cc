@@ -5,37 +5,33 @@
 
 namespace refit {
 
-void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
-                       std::vector<Relay> relays,
-                       absl::Span<const Rank> sources) {
-  AddPart(id, box, {&root, 1}, std::move(relays), sources, kHeldRounds);
+Piece& RoutedPieces::Add(PieceId id, const Box& box, Rank root,
+                         std::vector<Relay> relays,
+                         absl::Span<const Rank> sources) {
+  return AddPart(id, box, {&root, 1}, std::move(relays), sources);
 }
 
 void RoutedPieces::AddBroadcast(PieceId id, const Box& box,
                                 absl::Span<const Rank> roots,
                                 std::vector<Relay> relays,
                                 absl::Span<const Rank> sources) {
-  AddPart(id, box, roots, std::move(relays), sources, kHeldRoundsOfBroadcast)
-      .broadcasts = true;
+  AddPart(id, box, roots, std::move(relays), sources).broadcasts = true;
   broadcasts_ = true;
+  // One root passes on what it is sent.
+  if (roots.size() == 1) {
+    held_rounds_ = std::max(held_rounds_, kHeldRoundsOfBroadcast);
+  }
 }
 
 Piece& RoutedPieces::AddPart(PieceId id, const Box& box,
                              absl::Span<const Rank> roots,
                              std::vector<Relay> relays,
-                             absl::Span<const Rank> sources,
-                             int32_t held_rounds) {
+                             absl::Span<const Rank> sources) {
   const Piece& whole = module_.piece(id);
   Piece& part = parts_[IndexOf(id)].emplace_back(whole);
   part.box = box;
   part.root_keeps = std::binary_search(whole.destinations.begin(),
                                        whole.destinations.end(), roots.front());
-  if (std::any_of(relays.begin(), relays.end(), [&](const Relay& relay) {
-        return module_.RouteBetween(relay.sender, relay.receiver) ==
-               Route::kNetwork;
-      })) {
-    held_rounds_ = std::max(held_rounds_, held_rounds);
-  }
   // A new list each, since parts are many, and the old one has room for all
   // receivers.
   part.destinations = std::vector<Rank>(roots.begin(), roots.end());

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -21,9 +22,17 @@ class RoutedPieces {
         fed_(module.pieces.size()) {}
 
   // `box` of a piece goes to `root` and from there along `relays`, which ends
-  // with this call. Without `sources`: from any that holds the piece.
-  void Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
-           absl::Span<const Rank> sources = {});
+  // with this call. Without `sources`: from any that holds the piece. What it
+  // returns may be changed until the next call.
+  Piece& Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
+             absl::Span<const Rank> sources = {});
+
+  // The same along a tree that leads from host to host.
+  void AddTree(PieceId id, const Box& box, Rank root,
+               std::vector<Relay> relays) {
+    Add(id, box, root, std::move(relays));
+    held_rounds_ = kHeldRounds;
+  }
 
   // The same, but each rank that sends to several of other hosts broadcasts:
   // a source to all of `roots`, or one root along its first `relays`.
@@ -51,8 +60,7 @@ class RoutedPieces {
 
  private:
   Piece& AddPart(PieceId id, const Box& box, absl::Span<const Rank> roots,
-                 std::vector<Relay> relays, absl::Span<const Rank> sources,
-                 int32_t held_rounds);
+                 std::vector<Relay> relays, absl::Span<const Rank> sources);
 
   Module& module_;
   std::vector<std::vector<Piece>> parts_;  // by piece

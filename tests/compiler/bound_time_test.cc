@@ -77,6 +77,16 @@ TEST(BoundTimeTest, WhatALeafOfAPartWantsEntersItOnce) {
       kBytes / (kNetwork / 8) + kStart);
 }
 
+// Each of the domain's two hosts has a leaf, whose way to the others has a
+// quarter of the speed of two NICs.
+TEST(BoundTimeTest, ADomainOfSeveralLeavesIsEnteredOverTheirWays) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
+                   R"([0, 0, 1, 1, 2, 2, 3, 3], "hosts_per_nvlink_domain": 2,
+                      "hosts_per_leaf": 1, "spine_oversubscription": 4)"),
+      kBytes / kNetwork + kStart);
+}
+
 // All that a rank receives comes over its links, from wherever.
 TEST(BoundTimeTest, ARankReceivesOverAllItsLinks) {
   EXPECT_DOUBLE_EQ(LowerBoundOf(GenericSide(1, "Replicate"),

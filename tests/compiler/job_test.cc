@@ -202,7 +202,8 @@ TEST(JobTest, UnknownKeyUnlikeAnyNamesAllKnownKeys) {
                 .errors,
             "job.json:3:15: error: unknown key \"racks\" in topology; wanted "
             "gpus_per_host, hosts, peer_gigabytes_per_second, "
-            "network_gigabytes_per_second, machine, hosts_per_nvlink_domain, "
+            "network_gigabytes_per_second, transport, machine, "
+            "hosts_per_nvlink_domain, "
             "gpus_per_nic, hosts_per_leaf, rails or spine_oversubscription\n"
             "    3 |  \"topology\": {\"racks\": 2}}\n"
             "      |               ^\n");

@@ -145,6 +145,62 @@ TEST(RouteFlowsTest, TreesReachAllAndNobodySendsMoreThanItsShare) {
   }
 }
 
+// Of what NVLink joins: the bytes that come from other domains, and those that
+// sources send inside their own.
+struct DomainTraffic {
+  int64_t between = 0;
+  int64_t from_sources = 0;
+};
+
+DomainTraffic DomainTrafficOf(const Module& module) {
+  DomainTraffic traffic;
+  for (const Piece& piece : module.pieces) {
+    const int64_t bytes = module.WireBytes(piece);
+    const auto send = [&](Rank from, Rank to) {
+      if (module.LinkBetween(from, to) == Route::kNetwork) {
+        traffic.between += bytes;
+      } else if (!module.IsRelay(from)) {
+        traffic.from_sources += bytes;
+      }
+    };
+    for (const Rank rank : piece.destinations) {
+      send(piece.sources.front(), rank);
+    }
+    for (const Relay& relay : piece.relays) send(relay.sender, relay.receiver);
+  }
+  return traffic;
+}
+
+// Eight sources on host 0, and two engines on each of four: NVLink joins hosts
+// 0 and 1, 2 and 3. So many sources feed hosts without trees.
+Module ModuleOfDomains(int64_t staging_bytes) {
+  Module module = ModuleOf(/*sources=*/8, /*near=*/2, /*hosts=*/3,
+                           /*members=*/2);
+  module.limits.staging_bytes = staging_bytes;
+  module.limits.bucket_bytes = staging_bytes / 4;
+  module.topology.fabric = Fabric{.machine = "", .hosts_per_nvlink_domain = 2};
+  return module;
+}
+
+TEST(RouteFlowsTest, ADomainIsSentOnceWhatItsHostsWant) {
+  Module module = ModuleOfDomains(int64_t{1} << 30);
+  RouteModule(module);
+  const DomainTraffic traffic = DomainTrafficOf(module);
+  EXPECT_EQ(traffic.between, kBytes);
+  EXPECT_EQ(traffic.from_sources, kBytes);
+  const Traffic of_ranks = TrafficOf(module);
+  for (int32_t rank = 8; rank < module.world_size(); ++rank) {
+    EXPECT_EQ(of_ranks.received[static_cast<size_t>(rank)], kBytes);
+  }
+}
+
+// A message that is passed on to another host lies in staging meanwhile.
+TEST(RouteFlowsTest, AHostOfADomainIsSentItAllIfStagingHasNoRoom) {
+  Module module = ModuleOfDomains(int64_t{32} << 20);
+  RouteModule(module);
+  EXPECT_EQ(DomainTrafficOf(module).between, 2 * kBytes);
+}
+
 TEST(RouteFlowsTest, AHostPassesOnInOneOfTheTrees) {
   Module module = ModuleOf(1, 0, 15, 1);
   RouteModule(module);
