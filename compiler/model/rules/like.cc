@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kLike = "like";
 constexpr std::string_view kNames = "names";
-constexpr std::string_view kTower = "tower";
+constexpr std::string_view kTowerKey = "tower";
 
 const JsonValue* FindMember(const JsonValue& object, std::string_view key) {
   if (object.AsObject() == nullptr) return nullptr;
@@ -132,7 +132,7 @@ void ChangeRules(const JsonValue::Object& changes, JsonValue::Object& rules) {
     if (change.value.IsNull()) {
       rules.erase(found);
     } else if (object != nullptr && of_change != nullptr) {
-      (change.key == kTower ? ChangeRules : ChangeObject)(*of_change, *object);
+      (change.key == kTowerKey ? ChangeRules : ChangeObject)(*of_change, *object);
     } else if (params != nullptr && change.key == "params" &&
                change.value.AsArray() != nullptr) {
       ChangeParams(*change.value.AsArray(), *params);
@@ -208,7 +208,7 @@ std::optional<JsonValue> CompleteTower(const JsonValue& tower,
   if (like == nullptr) return tower;
   const std::optional<JsonValue> other = RulesOf(*like, values);
   if (!other.has_value()) return std::nullopt;
-  const JsonValue* of_other = FindMember(*other, kTower);
+  const JsonValue* of_other = FindMember(*other, kTowerKey);
   if (of_other == nullptr) {
     values.Error(*like, absl::StrFormat("tower.like is %s, which has no tower; "
                                         "wanted a family with one",
@@ -232,7 +232,7 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
   if (root.AsObject() == nullptr) return root;
   JsonValue changes = root;
   auto& changed = std::get<JsonValue::Object>(changes.data);
-  if (JsonValue* tower = FindMember(changed, kTower)) {
+  if (JsonValue* tower = FindMember(changed, kTowerKey)) {
     const std::optional<JsonValue> completed = CompleteTower(*tower, values);
     if (!completed.has_value()) return std::nullopt;
     *tower = *completed;
