@@ -205,6 +205,7 @@ struct Draft {
   MostPeers most_peers;
   bool has_deltas = false;
   bool relays_directly = false;  // as Limits'
+  bool joins_hosts = false;      // Module::JoinsHosts, where ranks relay
 };
 
 // What all drafts of a job begin with.
@@ -296,10 +297,12 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   WarnOfMessages(job, module, draft.doubts);
   draft.shown = shown.str();
   if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
+  const bool joins_hosts = limits.relays && module.JoinsHosts();
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();
   draft.has_deltas = module.delta.has_value();
+  draft.joins_hosts = joins_hosts;
   draft.relays_directly = std::any_of(
       module.messages.begin(), module.messages.end(), [&](const Message& of) {
         return of.mechanism == Mechanism::kDirect && module.IsRelay(of.source);
@@ -349,24 +352,18 @@ class Contest {
 
   Draft Fastest() && {
     const Stats& stats = draft_.stats;
-    const bool broadcasts = stats.broadcasts;
-    const bool has_shapes =
-        stats.routes_flows && !broadcasts && !stats.routes_between_hosts();
-    if ((!has_shapes && !broadcasts) || draft_.messages > kMessagesTried ||
-        !Start().ok()) {
+    std::vector<Limits> others;
+    if (stats.broadcasts) others.emplace_back(limits_).broadcasts = false;
+    if (draft_.joins_hosts) others.emplace_back(limits_).joins_hosts = false;
+    if (stats.routes_flows && others.empty() && !stats.routes_between_hosts()) {
+      using Sizes = RoundShape::Sizes;
+      others.emplace_back(limits_).shape.sizes = Sizes::kEven;
+      others.emplace_back(limits_).shape.sizes = Sizes::kFitted;
+    }
+    if (others.empty() || draft_.messages > kMessagesTried || !Start().ok()) {
       return std::move(draft_);
     }
-    Limits limits = limits_;
-    if (broadcasts) {
-      limits.broadcasts = false;
-      Try(limits);
-      return std::move(draft_);
-    }
-    using Sizes = RoundShape::Sizes;
-    for (const Sizes sizes : {Sizes::kEven, Sizes::kFitted}) {
-      limits.shape.sizes = sizes;
-      Try(limits);
-    }
+    for (const Limits& other : others) Try(other);
     return std::move(draft_);
   }
 

@@ -147,7 +147,7 @@ bool Module::DefersStores() const {
 }
 
 bool Module::JoinsHosts() const {
-  return topology.fabric.has_value() &&
+  return topology.fabric.has_value() && limits.joins_hosts &&
          topology.fabric->hosts_per_nvlink_domain > 1 && !limits.by_rails &&
          !topology.colocated &&
          RoomOfHeldRound(limits) >=

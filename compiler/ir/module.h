@@ -440,6 +440,7 @@ struct Limits {
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;      // destination ranks may pass on what they received
   bool broadcasts = false;  // ranks may broadcast, if they relay
+  bool joins_hosts = true;  // NVLink domains may be sites (Module::SiteOf)
   bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).
   bool by_rails = false;

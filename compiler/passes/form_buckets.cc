@@ -90,6 +90,15 @@ constexpr int64_t kMessagesOfPairMax = 4;
 constexpr int64_t kNetworkBucketBytes = int64_t{64} << 20;
 constexpr int64_t kNetworkMessagesMax = int64_t{1} << 18;
 
+// What a link of this speed moves while a round starts. Smaller messages would
+// gain nothing, and those of a wave that nobody passes on have the same size.
+int64_t WorthItsStart(double bytes_per_second) {
+  return std::max<int64_t>(
+      static_cast<int64_t>(bytes_per_second * kStagedRoundSeconds) /
+          kStagingAlignmentBytes * kStagingAlignmentBytes,
+      kStagingAlignmentBytes);
+}
+
 // Pieces that a source gives one receiver, and that `relays` pass on.
 struct Stream {
   Rank source{};
@@ -201,7 +210,8 @@ NetworkLoad LoadOf(const Module& module,
     }
   }
   if (entered > 0) load.dealt = inside / entered;
-  load.on_nvlink = load.routes && !load.between_hosts && !leaves_domains;
+  load.on_nvlink = module.JoinsHosts() && load.routes && !load.between_hosts &&
+                   !leaves_domains;
   return load;
 }
 
@@ -532,8 +542,9 @@ int64_t MessageBuilder::RoutedBucketBytes(const std::vector<Stream>& streams,
     const int64_t rounds = std::max<int64_t>(
         std::llround(std::sqrt(seconds / kStagedRoundSeconds)),
         (load.largest + most - 1) / most);
-    return std::min(most, EvenBytes(load.largest, std::max<int64_t>(rounds, 1),
-                                    kAlikeDivisor));
+    return std::clamp(
+        EvenBytes(load.largest, std::max<int64_t>(rounds, 1), kAlikeDivisor),
+        std::min(most, WorthItsStart(topology.peer_bytes_per_second)), most);
   }
   // As many in a round as start beside the network, on NVLink, where each
   // starts alone.
@@ -642,7 +653,8 @@ int64_t MessageBuilder::TreeBucketBytes(const NetworkLoad& load,
     }
     if (bytes <= kFlowMessageBytesMin || seconds > 2 * least) break;
   }
-  return std::max<int64_t>(best, 1);
+  return std::max<int64_t>(
+      best, std::min(most, WorthItsStart(topology.network_bytes_per_second)));
 }
 
 void MessageBuilder::SendHeld(int32_t wave, Rank rank, const Stream& stream,

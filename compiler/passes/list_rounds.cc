@@ -83,7 +83,7 @@ struct Totals {
   double relayed_bytes = 0;
   bool routes = false;         // any message is routed
   bool between_hosts = false;  // and passed on to another host, or broadcast
-  bool on_nvlink = true;       // all go inside a host or a domain
+  bool on_nvlink = true;       // all go inside a domain that is a site
 };
 
 int64_t MostOf(const std::vector<int64_t>& numbers) {
@@ -92,6 +92,7 @@ int64_t MostOf(const std::vector<int64_t>& numbers) {
 
 Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
   Totals totals(static_cast<size_t>(module.world_size()));
+  totals.on_nvlink = module.JoinsHosts();
   for (Message* message : messages) {
     const size_t source = IndexOf(message->source);
     const int64_t bytes = message->size_bytes;
@@ -101,9 +102,9 @@ Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
     totals.routes |= message->is_routed;
     totals.between_hosts |=
         message->is_routed && (relays || message->is_broadcast());
-    totals.on_nvlink &=
-        module.LinkBetween(message->source, message->destination) ==
-        Route::kPeer;
+    totals.on_nvlink = totals.on_nvlink &&
+                       module.LinkBetween(message->source,
+                                          message->destination) == Route::kPeer;
     if (relays) {
       totals.relayed_bytes += static_cast<double>(bytes);
       totals.most_relayed_bytes =

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/waiting.h"
 
 namespace refit {
 namespace {
@@ -95,7 +96,8 @@ std::vector<int32_t> MemoryUse::Users() {
 std::vector<int32_t> MemoryUse::AwaitUnused(Deadline deadline) {
   while (true) {
     std::vector<int32_t> users = Users();
-    if (users.empty() || std::chrono::steady_clock::now() >= deadline) {
+    if (users.empty() || std::chrono::steady_clock::now() >= deadline ||
+        !PollInterruption().ok()) {
       return users;
     }
     std::this_thread::sleep_for(kPause);

@@ -356,10 +356,11 @@ void CheckBroadcasts(const MessageLists& messages, Violations& violations) {
                                         to.end(), std::back_inserter(differ));
           const bool more =
               std::binary_search(peers.begin(), peers.end(), differ.front());
-          return absl::StrFormat(
-              more ? "broadcasts to rank %d too, unlike in its first broadcast"
-                   : "broadcasts, but not to rank %d as in its first broadcast",
-              differ.front());
+          return absl::StrCat(
+              more ? "broadcasts to rank " : "broadcasts, but not to rank ",
+              differ.front(),
+              more ? " too, unlike in its first broadcast"
+                   : " as in its first broadcast");
         });
       }
     }
