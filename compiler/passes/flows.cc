@@ -110,7 +110,8 @@ std::vector<Members> FarReceivers(const Module& module, const Piece& piece) {
   }
   std::vector<Members> receivers;
   receivers.reserve(sites.size());
-  for (auto& [site, members] : sites) {
+  for (std::pair<int32_t, Members>& of_site : sites) {
+    Members& members = of_site.second;
     if (std::all_of(members.begin(), members.end(), is_near)) continue;
     const bool spans_hosts =
         std::any_of(members.begin(), members.end(), [&](Rank member) {

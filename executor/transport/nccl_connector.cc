@@ -649,9 +649,10 @@ absl::Status NcclConnector::ConnectFence(absl::Span<const Edge> edges,
   if (status.ok() && *fence != nullptr) {
     status = (*fence)->Connect(peers, fences, deadline_);
     const absl::Status seen = (*use)->Connect(peers, uses, deadline_);
-    // As in containers that share no network: that matters after failures
-    // alone.
-    if (absl::IsFailedPrecondition(seen)) {
+    // As in containers that share no network, or without locks of files: that
+    // matters after failures alone.
+    if (!seen.ok() && !absl::IsDeadlineExceeded(seen) &&
+        !absl::IsCancelled(seen)) {
       links.notices.push_back(absl::StrCat(
           seen.message(),
           "; after a failed refit, free no tensors before the next connect"));
