@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 MemoryUse::Deadline In(milliseconds time) {
   return std::chrono::steady_clock::now() + time;
 }
-MemoryUse::Deadline InTenSeconds() { return In(std::chrono::seconds(10)); }
+MemoryUse::Deadline WithinTenSeconds() { return In(std::chrono::seconds(10)); }
 
 // Rank 0 is this process. Rank 1, which uses its memory, is a child.
 class MemoryUseTest : public testing::Test {
@@ -33,7 +33,7 @@ class MemoryUseTest : public testing::Test {
     if (user_ == 0) {
       auto user = *MemoryUse::Create(1, 2);
       const absl::Status connected =
-          user->Connect({0}, {exported}, InTenSeconds());
+          user->Connect({0}, {exported}, WithinTenSeconds());
       const int did = connected.ok() ? use(*user) : -1;
       (void)!write(pipe_ends[1], &did, sizeof(did));
       while (true) pause();
@@ -60,7 +60,7 @@ TEST_F(MemoryUseTest, AnotherProcessIsWaitedForUntilItIsGone) {
       0);
   EXPECT_EQ(owner_->AwaitUnused(In(milliseconds(20))), std::vector<int32_t>{1});
   EndUser();
-  EXPECT_TRUE(owner_->AwaitUnused(InTenSeconds()).empty());
+  EXPECT_TRUE(owner_->AwaitUnused(WithinTenSeconds()).empty());
 }
 
 TEST_F(MemoryUseTest, AnotherProcessThatHasEndedItsUseIsNotWaitedFor) {
