@@ -668,9 +668,8 @@ TEST(ProofTest, ADirectElementFromTheWrongAddressIsNamed) {
       << ViolationOf(spec);
 }
 
-// A source rank gives each of two replicas a half of w in round 0; in round 1
-// they relay these to each other.
-PlanSpec RelaySpec() {
+// A tensor of one source rank, and lists of copies of its halves.
+PlanSpec HalvesSpec() {
   PlanSpec spec;
   spec.source_ranks = 1;
   spec.params = {{.name = "w", .index = {}, .shape = {16}}};
@@ -686,6 +685,13 @@ PlanSpec RelaySpec() {
   spec.copy_lists = {{},
                      {{.slot = 0, .offset = 0, .loops = {{8, 1}}}},
                      {{.slot = 0, .offset = 8, .loops = {{8, 1}}}}};
+  return spec;
+}
+
+// A source rank gives each of two replicas a half of w in round 0; in round 1
+// they relay these to each other.
+PlanSpec RelaySpec() {
+  PlanSpec spec = HalvesSpec();
   spec.rounds = {fb::Route::kPeer, fb::Route::kPeer, fb::Route::kPeer};
   spec.mechanisms.assign(3, fb::Mechanism::kDirect);
   spec.programs = {
@@ -777,21 +783,7 @@ fb::Message Broadcast(const fb::Message& message, uint8_t number = 1) {
 // Rank 0 broadcasts the halves of a tensor, one in each round, to the ranks 1
 // to 3. Every rank has a host of its own.
 PlanSpec BroadcastSpec() {
-  PlanSpec spec;
-  spec.source_ranks = 1;
-  spec.params = {{.name = "w", .index = {}, .shape = {16}}};
-  spec.buffers = {{.name = "w",
-                   .index = {},
-                   .shape = {16},
-                   .fragments = {{.param = 0,
-                                  .lo = {0},
-                                  .extent = {16},
-                                  .offset = 0,
-                                  .stride = {1}}},
-                   .regions = {}}};
-  spec.copy_lists = {{},
-                     {{.slot = 0, .offset = 0, .loops = {{8, 1}}}},
-                     {{.slot = 0, .offset = 8, .loops = {{8, 1}}}}};
+  PlanSpec spec = HalvesSpec();
   spec.rounds.assign(2, fb::Route::kNetwork);
   PlanSpec::Program root = {
       .buffers = {0}, .messages = {}, .staging_bytes = 32};
