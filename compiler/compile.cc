@@ -339,7 +339,8 @@ absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
 }
 
 // The plan that the simulator finds fastest: `draft`, whose rounds are full,
-// one with rounds of another shape, or one along trees instead of broadcasts.
+// one with rounds of another shape, one along trees instead of broadcasts, or
+// one whose flows are planned by host instead of by NVLink domain.
 class Contest {
  public:
   Contest(const Job& job, const Inputs& inputs, const Limits& limits,
