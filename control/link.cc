@@ -138,9 +138,9 @@ static absl::StatusOr<Frame> Enter(const TcpRendezvous& rendezvous,
   if (!membership.Verify(*mac, End::kRankZero, transcript)) {
     return absl::PermissionDeniedError(absl::StrCat(
         "connect: who listens at ",
-        AddressText(rendezvous.host, rendezvous.port),
-        " is not rank 0: it does not prove to have the secret of rank ",
-        rendezvous.rank));
+        AddressText(rendezvous.host, rendezvous.port), " is not ",
+        ListenerOf(rendezvous.hosted),
+        ": it does not prove to have the secret of rank ", rendezvous.rank));
   }
   link.reader.set_payload_bytes_max(kPayloadBytesMax);
   link.let_in = true;
@@ -203,17 +203,19 @@ static absl::Status NotReached(const TcpRendezvous& rendezvous,
   const bool by_id = rendezvous.id_name != 0;
   return absl::Status(
       absl::IsNotFound(status) ? absl::StatusCode::kUnavailable : status.code(),
-      absl::StrCat("connect: rank 0 was not reached at ", address,
-                   by_id ? "," : "", " before the deadline, in ",
+      absl::StrCat("connect: ", ListenerOf(rendezvous.hosted),
+                   " was not reached at ", address, by_id ? "," : "",
+                   " before the deadline, in ",
                    std::chrono::round<seconds>(waited).count(),
                    " s: ", status.message()));
 }
 
 // Why it is waited for no longer, before the deadline.
-static absl::Status Gone(const std::string& address, bool let_in,
+static absl::Status Gone(const std::string& listener,
+                         const std::string& address, bool let_in,
                          const absl::Status& status, Clock::duration waited) {
   return absl::UnavailableError(absl::StrCat(
-      "connect: rank 0 is gone: ",
+      "connect: ", listener, " is gone: ",
       let_in ? "it had let this rank in at " : "nobody listens at ", address,
       let_in ? ", then the connection ended" : "", " (", status.message(),
       "), after ", std::chrono::round<seconds>(waited).count(), " s; ",
@@ -231,6 +233,7 @@ static absl::StatusOr<Link> ConnectAnd(
     absl::FunctionRef<absl::StatusOr<Frame>(Link&, Clock::time_point limit)>
         meet) {
   const bool by_id = rendezvous.id_name != 0;
+  const std::string listener = ListenerOf(rendezvous.hosted);
   const std::string address =
       absl::StrCat(AddressText(rendezvous.host, rendezvous.port),
                    by_id ? ", where its unique id is from" : "");
@@ -246,7 +249,7 @@ static absl::StatusOr<Link> ConnectAnd(
     if (socket.ok()) {
       Link link{*std::move(socket)};
       link.reminder = &reminder;
-      link.whom = absl::StrCat("rank 0 at ", address);
+      link.whom = absl::StrCat(listener, " at ", address);
       // A child of rank 0's process may keep the port open, but does not
       // answer.
       Clock::time_point limit = AnswerLimit(deadline);
@@ -276,7 +279,7 @@ static absl::StatusOr<Link> ConnectAnd(
     const Clock::time_point now = Clock::now();
     if (absl::Status s = PollInterruption(); !s.ok()) return s;
     if (reminder.IsDue(now)) {
-      ReportWait("connect", "rank 0 at " + address, reminder.Seconds(now),
+      ReportWait("connect", listener + " at " + address, reminder.Seconds(now),
                  std::string(status.message()));
     }
     if (now >= deadline) {
@@ -284,7 +287,7 @@ static absl::StatusOr<Link> ConnectAnd(
     }
     if ((by_id || let_in) && absent_since.has_value() &&
         now - *absent_since >= kGoneTime) {
-      return Gone(address, let_in, status, now - start);
+      return Gone(listener, address, let_in, status, now - start);
     }
     // Rank 0, or its host's name, may not be there yet.
     std::this_thread::sleep_for(

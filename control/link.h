@@ -35,6 +35,11 @@ struct Link {
   std::string whom = {};
 };
 
+// Who listens, in messages.
+inline const char* ListenerOf(bool hosted) {
+  return hosted ? "the meeting's host" : "rank 0";
+}
+
 // For the server, whose clock is another. At most kRemainingMsMax.
 uint64_t RemainingMs(Clock::time_point deadline);
 

@@ -76,6 +76,13 @@ absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {
   return listener;
 }
 
+// The ranks may be threads of this process, with a descriptor each; others are
+// for strangers and for what else the process has open.
+absl::Status AllowDescriptorsFor(const TcpRendezvous& rendezvous) {
+  const uint64_t ranks = rendezvous.world_size;
+  return AllowDescriptors(3 * ranks + kStrangersMax + 256, ranks + 16);
+}
+
 constexpr char kOffProtocol[] = "it does not keep to the protocol";
 
 SharedBytes Shared(const Frame& frame) {
@@ -97,11 +104,7 @@ ControlServer::Connection::Connection(Socket s)
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     const TcpRendezvous& rendezvous, Socket own) {
-  // The ranks may be threads of this process, with a descriptor each; others
-  // are for strangers and for what else the process has open.
-  const uint64_t ranks = rendezvous.world_size;
-  absl::Status status =
-      AllowDescriptors(3 * ranks + kStrangersMax + 256, ranks + 16);
+  absl::Status status = AllowDescriptorsFor(rendezvous);
   if (!status.ok()) return status;
   Socket listener;
   if (rendezvous.world_size > 1) {
@@ -109,20 +112,34 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     if (!listening.ok()) return listening.status();
     listener = *std::move(listening);
   }
+  return Serve(rendezvous, std::move(listener), std::move(own));
+}
+
+absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Host(
+    const TcpRendezvous& rendezvous, Socket listener, Socket end) {
+  const absl::Status status = AllowDescriptorsFor(rendezvous);
+  if (!status.ok()) return status;
+  return Serve(rendezvous, std::move(listener), std::move(end));
+}
+
+absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Serve(
+    const TcpRendezvous& rendezvous, Socket listener, Socket own) {
   std::unique_ptr<ControlServer> server(
       new ControlServer(rendezvous, std::move(listener)));
   server->connections_.push_back(std::make_unique<Connection>(std::move(own)));
   server->own_ = server->connections_.front().get();
-  // No stranger, though it proves itself as one does; its time is rank 0's.
+  // No stranger, though rank 0 proves itself as one does; its time is rank 0's.
   server->connections_.front()->deadline = Clock::time_point::max();
-  status = StartThread(server->thread_, "the thread of the control plane",
-                       [made = server.get()] { made->Run(); });
+  const absl::Status status =
+      StartThread(server->thread_, "the thread of the control plane",
+                  [made = server.get()] { made->Run(); });
   if (!status.ok()) return status;
   return server;
 }
 
 ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
     : world_size_(rendezvous.world_size),
+      hosted_(rendezvous.hosted),
       id_name_(rendezvous.id_name),
       membership_(rendezvous.secret),
       listener_(std::move(listener)),
@@ -135,7 +152,7 @@ ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
                }
              }),
       receive_buffer_(kReceiveBytes) {
-  processes_[0] = ProcessText();
+  if (!hosted_) processes_[0] = ProcessText();
   // A host may know its own name by another address than the others do.
   if (listener_.fd() >= 0 && rendezvous.secret.empty() &&
       !NamesLoopback(rendezvous.host)) {
@@ -159,6 +176,7 @@ void ControlServer::Run() {
                        [](const auto& connection) { return connection->over; }),
         connections_.end());
   }
+  is_over_ = true;
 }
 
 // Waits for something to happen, and reads what has come.
@@ -367,6 +385,7 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
   SendAccepted(connection, transcript);
   if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
     phase_ = Phase::kMet;
+    has_met_ = true;
     SendToAll({.type = FrameType::kWelcome});
   }
   return true;
@@ -398,20 +417,25 @@ bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
   return true;
 }
 
+std::string ControlServer::OnListener() const {
+  return absl::StrCat(hosted_ ? " at " : " on ", ListenerOf(hosted_), ", ");
+}
+
 absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
   if (hello.version != kProtocolVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("version of the control plane differs: ", kProtocolVersion,
-                     " on rank 0, ", hello.version, " on rank ", rank));
+                     OnListener(), hello.version, " on rank ", rank));
   }
   if (hello.id_name != id_name_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "unique id differs: rank ", rank, " has another than rank 0, or none"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unique id differs: rank ", rank, " has another than ",
+                     ListenerOf(hosted_), ", or none"));
   }
   if (rank == kNoRank) return absl::OkStatus();
   if (hello.world_size != world_size_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("world size differs: ", world_size_, " on rank 0, ",
+        absl::StrCat("world size differs: ", world_size_, OnListener(),
                      hello.world_size, " on rank ", rank));
   }
   if (rank < 0 || rank >= world_size_) {
@@ -425,13 +449,14 @@ absl::Status ControlServer::CheckProof(const Connection& connection,
                                        const Proof& proof) const {
   const int32_t rank = connection.transcript->rank;
   if (!membership_.Verify(proof.mac, End::kRank, *connection.transcript)) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        "secret differs: rank ", rank,
-        " has another than rank 0, or one of them has none (REFIT_SECRET, "
-        "REFIT_SECRET_FILE)"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("secret differs: rank ", rank, " has another than ",
+                     ListenerOf(hosted_),
+                     ", or one of them has none (REFIT_SECRET, "
+                     "REFIT_SECRET_FILE)"));
   }
   if (rank == kNoRank) return absl::OkStatus();
-  const bool taken = rank == 0
+  const bool taken = rank == 0 && !hosted_
                          ? &connection != own_
                          : phase_ == Phase::kMet || by_rank_[rank] != nullptr;
   if (taken) {
@@ -443,7 +468,7 @@ absl::Status ControlServer::CheckProof(const Connection& connection,
 }
 
 void ControlServer::HandleGoodbye(Connection& connection) {
-  if (connection.rank == 0) return Close();
+  if (connection.rank == 0 && !hosted_) return Close();
   connection.over = true;
   by_rank_[connection.rank] = nullptr;
   if (phase_ == Phase::kMet) steps_.Leave(connection.rank);
@@ -459,13 +484,30 @@ void ControlServer::Expire(Clock::time_point now) {
       return EndMeeting(MissingStatus(), seconds::zero());
     }
   }
-  if (phase_ == Phase::kEnded && ended_until_ <= now) Close();
+  if (phase_ == Phase::kEnded && ended_until_ <= now) {
+    if (hosted_) {
+      MeetAgain();
+    } else {
+      Close();
+    }
+  }
   if (phase_ == Phase::kMeeting && EndMeetingIfLeft(now)) return;
   if (phase_ == Phase::kMeeting) ReportMissing(now);
   if (phase_ == Phase::kMet) {
     steps_.Expire(now);
     if (!rank_gone_) steps_.ReportMissing(now);
+    const bool all_left =
+        std::count(by_rank_.begin(), by_rank_.end(), nullptr) == world_size_;
+    if (hosted_ && all_left) Close();
   }
+}
+
+// Ranks of a hosted meeting may try again.
+void ControlServer::MeetAgain() {
+  phase_ = Phase::kMeeting;
+  left_.clear();
+  trouble_.clear();
+  meeting_reminder_ = WaitReminder();
 }
 
 void ControlServer::EndMeeting(const absl::Status& status,
@@ -474,8 +516,10 @@ void ControlServer::EndMeeting(const absl::Status& status,
   ended_ = status;
   ended_until_ = Clock::now() + stay;
   told_.assign(world_size_, false);
-  told_[0] = true;  // perhaps before it has proved itself
-  if (own_ != nullptr) Refuse(*own_, ended_);
+  if (!hosted_) {
+    told_[0] = true;  // perhaps before it has proved itself
+    if (own_ != nullptr) Refuse(*own_, ended_);
+  }
   const std::vector<Connection*> have_come =
       std::exchange(by_rank_, std::vector<Connection*>(world_size_, nullptr));
   for (Connection* rank : have_come) {
@@ -641,14 +685,15 @@ void ControlServer::Lose(Connection& connection, const std::string& reason) {
                  absl::StrCat("rank ", rank, " is gone: ", reason)))});
 }
 
-// Rank 0 has no more use for the server, so nobody has.
+// Rank 0, or the host, has no more use for the server, or all ranks have left:
+// so nobody has.
 void ControlServer::Close() {
-  if (phase_ == Phase::kMet) {
+  if (phase_ == Phase::kMet && !hosted_) {
     SendToAll(
         {.type = FrameType::kGoodbye, .step = steps_.StrideOf(0), .rank = 0});
   }
   phase_ = Phase::kClosing;
-  if (id_name_ != 0 && listener_.fd() >= 0) {
+  if (id_name_ != 0 && !hosted_ && listener_.fd() >= 0) {
     ReturnUniqueIdListener(id_name_, std::move(listener_));
   }
   listener_.Close();

@@ -1,8 +1,9 @@
-// The middle of the control plane's star: a thread in rank 0's process that all
-// ranks, rank 0 too, are connected with.
+// The middle of the control plane's star: a thread in rank 0's process, or in
+// that of the meeting's host, that all ranks, rank 0 too, are connected with.
 #ifndef REFIT_CONTROL_SERVER_H_
 #define REFIT_CONTROL_SERVER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -31,6 +32,16 @@ class ControlServer {
   // kUnavailable, the port is taken; kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
       const TcpRendezvous& rendezvous, Socket own);
+
+  // Of a hosted meeting, whose ranks all come by `listener`. The server ends
+  // when the host closes the other end of `end`, or when all ranks have met and
+  // left. Error: kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<ControlServer>> Host(
+      const TcpRendezvous& rendezvous, Socket listener, Socket end);
+
+  // Thread-safe.
+  bool has_met() const { return has_met_; }
+  bool is_over() const { return is_over_; }
 
   // Requires: rank 0 has said goodbye or closed its end. Waits, for a limited
   // time, until the others have read all that was sent to them.
@@ -65,6 +76,8 @@ class ControlServer {
   };
 
   ControlServer(const TcpRendezvous& rendezvous, Socket listener);
+  static absl::StatusOr<std::unique_ptr<ControlServer>> Serve(
+      const TcpRendezvous& rendezvous, Socket listener, Socket own);
 
   void Run();
   void Poll();
@@ -88,6 +101,8 @@ class ControlServer {
   // stays.
   void EndMeeting(const absl::Status& status, Clock::duration stay);
   bool EndMeetingIfLeft(Clock::time_point now);
+  void MeetAgain();
+  std::string OnListener() const;
   void TellEnded(Connection& connection);
   void ReportMissing(Clock::time_point now);
   Clock::time_point NextEvent() const;
@@ -106,13 +121,14 @@ class ControlServer {
   void Close();
 
   const int32_t world_size_;
+  const bool hosted_;
   const uint64_t id_name_;
   const Membership membership_;
   Socket listener_;
   Clock::time_point accept_again_;  // after descriptors had run out
   Phase phase_ = Phase::kMeeting;
   std::vector<std::unique_ptr<Connection>> connections_;
-  Connection* own_ = nullptr;           // rank 0's
+  Connection* own_ = nullptr;           // rank 0's, or the host's
   std::vector<Connection*> by_rank_;    // null: not there
   std::vector<std::string> processes_;  // by rank; "" if it never came
   // Of ranks that were let in and lost their connection before all had come:
@@ -131,6 +147,8 @@ class ControlServer {
   bool rank_gone_ = false;
   CollectiveSteps steps_;
   std::vector<char> receive_buffer_;
+  std::atomic<bool> has_met_ = false;
+  std::atomic<bool> is_over_ = false;
   std::thread thread_;
 };
 

@@ -34,9 +34,9 @@ absl::Status Unreadable() {
   return absl::InternalError("rank 0 sent a result that cannot be read");
 }
 
-absl::Status GoneStatus(const absl::Status& reason) {
-  return absl::UnavailableError(
-      absl::StrCat("rank 0 is gone: ", reason.message()));
+absl::Status GoneStatus(bool hosted, const absl::Status& reason) {
+  return absl::UnavailableError(absl::StrCat(control::ListenerOf(hosted),
+                                             " is gone: ", reason.message()));
 }
 
 class TcpControlPlane : public ControlPlane {
@@ -45,6 +45,7 @@ class TcpControlPlane : public ControlPlane {
                   std::unique_ptr<control::ControlServer> server, Link link)
       : rank_(rendezvous.rank),
         world_size_(rendezvous.world_size),
+        hosted_(rendezvous.hosted),
         secret_(rendezvous.secret),
         server_(std::move(server)),
         link_(std::move(link)) {}
@@ -98,6 +99,7 @@ class TcpControlPlane : public ControlPlane {
 
   const int32_t rank_;
   const int32_t world_size_;
+  const bool hosted_;
   const std::string secret_;
   const std::unique_ptr<control::ControlServer> server_;  // on rank 0
   Link link_;  // its reader is the reading thread's
@@ -251,8 +253,9 @@ absl::StatusOr<std::string> TcpControlPlane::Collect(
   if (!step_failure_.ok()) return step_failure_;
   step_failure_ = InterruptionStatus();
   if (step_failure_.ok()) {
-    step_failure_ = absl::DeadlineExceededError(absl::StrCat(
-        std::string(what), ": rank 0 did not answer before the deadline"));
+    step_failure_ = absl::DeadlineExceededError(
+        absl::StrCat(std::string(what), ": ", control::ListenerOf(hosted_),
+                     " did not answer before the deadline"));
   }
   const absl::Status status = step_failure_;
   lock.unlock();
@@ -301,7 +304,7 @@ void TcpControlPlane::Send(const Frame& frame, Clock::time_point limit) {
       control::SendAll(link_.socket, control::Encode(frame), limit);
   if (!absl::IsDeadlineExceeded(status)) return;
   // Half a frame may be sent: nothing can follow it.
-  SetLost(GoneStatus(status));
+  SetLost(GoneStatus(hosted_, status));
   shutdown(link_.socket.fd(), SHUT_RDWR);
 }
 
@@ -323,7 +326,7 @@ void TcpControlPlane::ReadLoop() {
   while (true) {
     absl::StatusOr<Frame> frame =
         control::ReceiveFrame(link_, Clock::time_point::max());
-    if (!frame.ok()) SetLost(GoneStatus(frame.status()));
+    if (!frame.ok()) SetLost(GoneStatus(hosted_, frame.status()));
     if (!frame.ok() || !Dispatch(*frame)) break;
     std::unique_lock lock(mutex_);
     TellFailure(lock);
@@ -366,8 +369,8 @@ bool TcpControlPlane::Dispatch(Frame& frame) {
     case FrameType::kLater:
       break;
   }
-  SetLost(
-      GoneStatus(absl::UnavailableError("it does not keep to the protocol")));
+  SetLost(GoneStatus(
+      hosted_, absl::UnavailableError("it does not keep to the protocol")));
   return false;
 }
 
@@ -425,7 +428,8 @@ absl::Status CheckRendezvous(const TcpRendezvous& rendezvous) {
     return absl::InvalidArgumentError(absl::StrCat(
         "rank ", rendezvous.rank, " is not one of the ", size, " ranks"));
   }
-  if (size > 1 && (rendezvous.host.empty() || rendezvous.port == 0)) {
+  if ((size > 1 || rendezvous.hosted) &&
+      (rendezvous.host.empty() || rendezvous.port == 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "ranks cannot meet at \"",
         control::AddressText(rendezvous.host, rendezvous.port), "\""));
@@ -459,7 +463,7 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
   absl::Status status = CheckRendezvous(rendezvous);
   if (!status.ok()) return status;
   OwnServer own;
-  if (rendezvous.rank == 0) {
+  if (rendezvous.rank == 0 && !rendezvous.hosted) {
     absl::StatusOr<OwnServer> started = StartServer(rendezvous);
     if (!started.ok()) return started.status();
     own = *std::move(started);
@@ -483,7 +487,7 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
 absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
                            const absl::Status& reason,
                            ControlPlane::Deadline deadline) {
-  if (rendezvous.rank != 0) {
+  if (rendezvous.rank != 0 || rendezvous.hosted) {
     return control::ConnectAndEndMeeting(rendezvous, reason, deadline).status();
   }
   const absl::Status status = CheckRendezvous(rendezvous);

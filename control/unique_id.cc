@@ -29,15 +29,15 @@
 namespace refit {
 namespace {
 
-// An id is this, a checksum of what follows, {secret, port, length of the
-// host's name, host}, and zeros.
-constexpr std::string_view kIdMagic = "REFITID2";
+// An id is this, a checksum of what follows, {secret, port, whether the meeting
+// is hosted, length of the host's name, host}, and zeros.
+constexpr std::string_view kIdMagic = "REFITID3";
 constexpr size_t kChecksumBytes = sizeof(uint64_t);
 constexpr size_t kPayloadBytes =
     sizeof(UniqueId::bytes) - kIdMagic.size() - kChecksumBytes;
 // What is left for it.
 constexpr size_t kHostBytesMax =
-    kPayloadBytes - sizeof(Token) - sizeof(uint16_t) - sizeof(uint8_t);
+    kPayloadBytes - sizeof(Token) - sizeof(uint16_t) - 2 * sizeof(uint8_t);
 
 uint64_t Checksum(std::string_view bytes) {
   return DigestOf(
@@ -103,9 +103,13 @@ absl::StatusOr<uint16_t> PortOf(const Socket& listener) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
 }
 
-}  // namespace
+struct NewId {
+  UniqueId id;
+  Socket listener;
+  Token secret = {};
+};
 
-absl::StatusOr<UniqueId> CreateUniqueId(std::string_view given_host) {
+absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
   const absl::StatusOr<std::string> found = HostOfId(given_host);
   if (!found.ok()) return found.status();
   const std::string& host = *found;
@@ -114,10 +118,12 @@ absl::StatusOr<UniqueId> CreateUniqueId(std::string_view given_host) {
   if (!listener.ok()) return listener.status();
   const absl::StatusOr<uint16_t> port = PortOf(*listener);
   if (!port.ok()) return port.status();
-  const Token secret = NewToken();
+  NewId made = {.id = {}, .listener = *std::move(listener)};
+  made.secret = NewToken();
   std::string payload = PayloadWriter()
-                            .Bytes(TokenBytes(secret))
+                            .Bytes(TokenBytes(made.secret))
                             .U16(*port)
+                            .Bool(hosted)
                             .U8(static_cast<uint8_t>(host.size()))
                             .Bytes(host)
                             .Take();
@@ -125,13 +131,77 @@ absl::StatusOr<UniqueId> CreateUniqueId(std::string_view given_host) {
   const std::string bytes =
       absl::StrCat(std::string(kIdMagic),
                    PayloadWriter().U64(Checksum(payload)).Take(), payload);
+  std::copy(bytes.begin(), bytes.end(), made.id.bytes.begin());
+  return made;
+}
+
+// The meetings that this process serves, the first made first.
+struct HostedMeeting {
+  std::unique_ptr<control::ControlServer> server;
+  Socket end;  // the server ends after this, so it is closed first
+};
+struct HostedMeetings {
+  std::mutex mutex;
+  std::deque<HostedMeeting> meetings;
+
+  // Lets go of those that are over, and of the first that never succeeded where
+  // they are too many.
+  void Tidy() {
+    const auto waits = [](const HostedMeeting& meeting) {
+      return !meeting.server->has_met();
+    };
+    std::erase_if(meetings, [](const HostedMeeting& meeting) {
+      return meeting.server->is_over();
+    });
+    if (std::count_if(meetings.begin(), meetings.end(), waits) <=
+        static_cast<std::ptrdiff_t>(kListenersMax)) {
+      return;
+    }
+    const auto first = std::find_if(meetings.begin(), meetings.end(), waits);
+    first->end.Close();
+    meetings.erase(first);
+  }
+};
+HostedMeetings& TheHosted() {
+  static HostedMeetings& hosted = *new HostedMeetings;  // never destroyed
+  return hosted;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host) {
+  absl::StatusOr<NewId> made = MakeId(host, /*hosted=*/false);
+  if (!made.ok()) return made.status();
   // Rank 0 may be a child.
-  listener->LeaveToChildren();
-  UniqueId id;
-  std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
-  TheCreated().Add(control::PublicName(TokenBytes(secret)),
-                   *std::move(listener), /*had_meeting=*/false);
-  return id;
+  made->listener.LeaveToChildren();
+  TheCreated().Add(control::PublicName(TokenBytes(made->secret)),
+                   std::move(made->listener), /*had_meeting=*/false);
+  return made->id;
+}
+
+absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
+                                     std::string_view host) {
+  constexpr int32_t kMax = TcpRendezvous::kWorldSizeMax;
+  if (world_size < 1 || world_size > kMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "world size ", world_size, " is not between 1 and ", kMax));
+  }
+  absl::StatusOr<NewId> made = MakeId(host, /*hosted=*/true);
+  if (!made.ok()) return made.status();
+  const absl::StatusOr<TcpRendezvous> rendezvous =
+      RendezvousFromUniqueId(made->id, 0, world_size);
+  if (!rendezvous.ok()) return rendezvous.status();
+  absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
+  if (!ends.ok()) return ends.status();
+  absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
+      control::ControlServer::Host(*rendezvous, std::move(made->listener),
+                                   std::move(ends->second));
+  if (!server.ok()) return server.status();
+  HostedMeetings& hosted = TheHosted();
+  std::lock_guard lock(hosted.mutex);
+  hosted.meetings.push_back({*std::move(server), std::move(ends->first)});
+  hosted.Tidy();
+  return made->id;
 }
 
 absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
@@ -153,6 +223,7 @@ absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
   rendezvous.world_size = world_size;
   rendezvous.secret = std::string(payload.Bytes(sizeof(Token)));
   rendezvous.port = payload.U16();
+  rendezvous.hosted = payload.Bool();
   rendezvous.host = std::string(payload.Bytes(payload.U8()));
   rendezvous.id_name = control::PublicName(rendezvous.secret);
   if (!payload.ok() || Checksum(bytes) != checksum) {

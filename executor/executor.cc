@@ -14,6 +14,7 @@
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
 #include "executor/nvtx.h"
+#include "executor/peer_memory.h"
 #include "executor/peer_tensors.h"
 #include "executor/post_hooks.h"
 #include "executor/quantize_pulls.h"
@@ -126,6 +127,9 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
 }
 
 struct Executor::Bound {
+  Bound(Device& device, const Bound* earlier)
+      : shared(device, earlier == nullptr ? nullptr : &earlier->shared) {}
+
   // The end if the caller does not perform it.
   std::vector<PostHookPerformer>::const_iterator PerformerOf(
       const TensorPostHook& hook) const {
@@ -135,11 +139,21 @@ struct Executor::Bound {
                         });
   }
 
+  // That the tensors are in the memory they were in.
+  absl::Status CheckMemory() const {
+    if (memory == nullptr) return absl::OkStatus();
+    const std::optional<size_t> gone = memory->FirstGone();
+    if (!gone.has_value()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the memory of \"", tensors[*gone].name, "\" was freed since Bind"));
+  }
+
   std::vector<BoundTensor> tensors;    // in the order of Bind
   std::vector<const void*> addresses;  // likewise
   std::vector<std::byte*> entries;     // by entry of the TensorTable
   std::vector<PostHookPerformer> hooks;
   std::unique_ptr<MemoryWatch> memory;
+  PeerMemory shared;
   PeerTensors peers;
   std::unique_ptr<StateCheck> check;  // since the first Run that checks
 };
@@ -413,6 +427,18 @@ std::vector<int32_t> Executor::pulls_from() const {
 absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
                             std::chrono::nanoseconds timeout,
                             std::vector<PostHookPerformer> hooks) {
+  return BindAfter(nullptr, tensors, timeout, std::move(hooks));
+}
+
+absl::Status Executor::Bind(const Bound& earlier,
+                            std::chrono::nanoseconds timeout) {
+  return BindAfter(&earlier, earlier.tensors, timeout, earlier.hooks);
+}
+
+absl::Status Executor::BindAfter(const Bound* before,
+                                 absl::Span<const BoundTensor> tensors,
+                                 std::chrono::nanoseconds timeout,
+                                 std::vector<PostHookPerformer> hooks) {
   const ProfilerRange range("refit bind");
   const bool first = state_ == ExecutorState::kConnected;
   if (!first && state_ != ExecutorState::kBound &&
@@ -420,12 +446,16 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
     return OutOfOrder(options_.rank, "Bind", state_);
   }
   const Deadline deadline = DeadlineAfter(timeout);
-  std::unique_ptr<Bound> earlier = std::exchange(bound_, nullptr);
-  bound_ = std::make_unique<Bound>();
+  std::shared_ptr<Bound> earlier = std::exchange(bound_, nullptr);
+  bound_ = std::make_shared<Bound>(*options_.device, before);
   const TensorTable table(plan_, options_.rank);
   AssignedHooks assigned = AssignPostHooks(table, hooks);
   for (std::string& problem : BitmapProblems(plan_, options_.rank, tensors)) {
     assigned.problems.push_back(std::move(problem));
+  }
+  if (before != nullptr) {
+    const absl::Status there = before->CheckMemory();
+    if (!there.ok()) assigned.problems.emplace_back(there.message());
   }
   absl::StatusOr<std::vector<std::byte*>> addresses =
       BindTensors(table, options_.rank, tensors,
@@ -446,11 +476,11 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   if (mapped && status.ok()) {
     status =
         WithRank(MapPeerTensors(plan_, options_.rank, *schedule_, *addresses,
-                                *options_.device, *options_.transport, deadline,
+                                bound_->shared, *options_.transport, deadline,
                                 bound_->peers),
                  options_.rank);
     const absl::Status agreed = AgreeOnPulls(
-        plan_, options_.rank, *schedule_, *addresses, *options_.device,
+        plan_, options_.rank, *schedule_, *addresses, bound_->shared,
         *options_.transport, deadline, bound_->peers);
     if (status.ok()) status = WithRank(agreed, options_.rank);
   }
@@ -475,6 +505,7 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   enqueuer_->Bind(std::move(rounds));
   if (versions_ != nullptr) versions_->Forget(DenseReason::kBound);
   delta_report_.reset();
+  bound_->shared.DropUnused();
   bound_->hooks = std::move(hooks);
   bound_->entries = *std::move(addresses);
   for (size_t i = 0; i < post_hooks_.size(); ++i) {
@@ -729,12 +760,7 @@ absl::Status Executor::CheckTensors(const RunOptions& options) const {
                   bound_->addresses.begin())) {
     return absl::FailedPreconditionError("a tensor moved since Bind");
   }
-  if (bound_->memory == nullptr) return absl::OkStatus();
-  const std::optional<size_t> gone = bound_->memory->FirstGone();
-  if (!gone.has_value()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("the memory of \"",
-                                                    bound_->tensors[*gone].name,
-                                                    "\" was freed since Bind"));
+  return bound_->CheckMemory();
 }
 
 // A replay of the graph does not come by Wait, which compares states and calls
@@ -821,6 +847,7 @@ void Executor::Close(const std::function<void()>& leave) {
   }
   if (leave != nullptr) leave();
   enqueuer_.reset();
+  if (bound_ != nullptr) bound_->check.reset();  // of this plan
   bound_.reset();
   staging_.reset();
   scratch_.reset();

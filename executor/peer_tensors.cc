@@ -7,7 +7,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "control/payload.h"
-#include "plan/schedule/tensor_table.h"
 
 namespace refit {
 namespace {
@@ -33,22 +32,10 @@ absl::StatusOr<MapOffer> ReadOffer(std::string_view bytes) {
   return absl::InternalError("tensors offered in a form that is not known");
 }
 
-// Of a rank's tensors in bytes, by entry of its TensorTable.
-std::vector<uint64_t> TensorSizes(const PlanFile& plan, int32_t rank) {
-  const TensorTable table(plan, rank);
-  std::vector<uint64_t> sizes;
-  for (size_t slot = 0; slot < table.stacks(); ++slot) {
-    const fb::Buffer& buffer = table.buffer(slot);
-    sizes.insert(sizes.end(), table.begin(slot + 1) - table.begin(slot),
-                 TensorElements(buffer) * DTypeBytes(buffer.dtype()));
-  }
-  return sizes;
-}
-
 class PeerMapping {
  public:
   PeerMapping(const PlanFile& plan, int32_t rank, const RankSchedule& schedule,
-              absl::Span<std::byte* const> addresses, Device& device,
+              absl::Span<std::byte* const> addresses, PeerMemory& memory,
               Transport& transport, Deadline deadline, PeerTensors& peers)
       : plan_(plan),
         rank_(rank),
@@ -58,7 +45,7 @@ class PeerMapping {
         origins_(pulls_ ? schedule.DirectReceivers()
                         : schedule.DirectSenders()),
         addresses_(addresses),
-        device_(device),
+        memory_(memory),
         transport_(transport),
         deadline_(deadline),
         peers_(peers) {}
@@ -85,8 +72,8 @@ class PeerMapping {
  private:
   // "" after an error.
   std::string Export() {
-    absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
-        ExportTensors(plan_, rank_, addresses_, device_);
+    absl::StatusOr<std::shared_ptr<ExportedMemory>> exported =
+        memory_.Export(plan_, rank_, addresses_);
     status_.Update(exported.status());
     if (!exported.ok()) return "";
     peers_.exported.push_back(*std::move(exported));
@@ -94,8 +81,8 @@ class PeerMapping {
   }
 
   absl::Status Import(int32_t peer, std::string_view exported) {
-    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        ImportTensors(plan_, peer, exported, device_, deadline_);
+    absl::StatusOr<std::shared_ptr<MappedMemory>> mapped =
+        memory_.Import(plan_, peer, exported, deadline_);
     if (!mapped.ok()) return mapped.status();
     peers_.mapped[peer] = *std::move(mapped);
     return absl::OkStatus();
@@ -163,7 +150,7 @@ class PeerMapping {
   const std::vector<int32_t> targets_;
   const std::vector<int32_t> origins_;
   const absl::Span<std::byte* const> addresses_;
-  Device& device_;
+  PeerMemory& memory_;
   Transport& transport_;
   const Deadline deadline_;
   PeerTensors& peers_;
@@ -172,29 +159,12 @@ class PeerMapping {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
-    const PlanFile& plan, int32_t rank, absl::Span<std::byte* const> addresses,
-    Device& device) {
-  std::vector<MemoryRange> ranges;
-  const std::vector<uint64_t> sizes = TensorSizes(plan, rank);
-  for (size_t entry = 0; entry < sizes.size(); ++entry) {
-    ranges.push_back({.data = addresses[entry], .size_bytes = sizes[entry]});
-  }
-  return device.Export(ranges);
-}
-
-absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
-    const PlanFile& plan, int32_t peer, std::string_view exported,
-    Device& device, Deadline deadline) {
-  return device.Import(exported, TensorSizes(plan, peer), deadline);
-}
-
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             absl::Span<std::byte* const> addresses,
-                            Device& device, Transport& transport,
+                            PeerMemory& memory, Transport& transport,
                             Deadline deadline, PeerTensors& peers) {
-  return PeerMapping(plan, rank, schedule, addresses, device, transport,
+  return PeerMapping(plan, rank, schedule, addresses, memory, transport,
                      deadline, peers)
       .Map();
 }

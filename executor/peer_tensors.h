@@ -7,12 +7,11 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "executor/peer_memory.h"
 #include "plan/plan_file.h"
 #include "plan/schedule/direct_pairs.h"
 #include "plan/schedule/rank_schedule.h"
@@ -25,9 +24,9 @@ namespace refit {
 struct PeerTensors : DirectPairs {
   // Those of receivers that are pushed to and of senders that are pulled from
   // or readable, by entry of their TensorTables.
-  std::map<int32_t, std::unique_ptr<MappedMemory>> mapped;
+  std::map<int32_t, std::shared_ptr<MappedMemory>> mapped;
   // This rank's own tensors, which peers map while this lives.
-  std::vector<std::unique_ptr<ExportedMemory>> exported;
+  std::vector<std::shared_ptr<ExportedMemory>> exported;
   // Peers whose tensors this rank was to map and cannot, with why. They map
   // this rank's instead.
   std::map<int32_t, std::string> unmapped;
@@ -42,15 +41,6 @@ struct PeerTensors : DirectPairs {
   }
 };
 
-// Shows the rank's tensors, so that peers can map them.
-absl::StatusOr<std::unique_ptr<ExportedMemory>> ExportTensors(
-    const PlanFile& plan, int32_t rank, absl::Span<std::byte* const> addresses,
-    Device& device);
-// Maps what ExportTensors of rank `peer` shows.
-absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
-    const PlanFile& plan, int32_t peer, std::string_view exported,
-    Device& device, Deadline deadline);
-
 // Maps what the rank needs of its peers. `addresses`: its own tensors, by entry
 // of its TensorTable.
 //
@@ -59,7 +49,7 @@ absl::StatusOr<std::unique_ptr<MappedMemory>> ImportTensors(
 absl::Status MapPeerTensors(const PlanFile& plan, int32_t rank,
                             const RankSchedule& schedule,
                             absl::Span<std::byte* const> addresses,
-                            Device& device, Transport& transport,
+                            PeerMemory& memory, Transport& transport,
                             Deadline deadline, PeerTensors& peers);
 
 }  // namespace refit

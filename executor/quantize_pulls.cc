@@ -38,7 +38,7 @@ std::optional<std::set<uint32_t>> ReadSlots(const std::string& bytes) {
 absl::Status AgreeOnPulls(const PlanFile& plan, int32_t rank,
                           const RankSchedule& schedule,
                           absl::Span<std::byte* const> addresses,
-                          Device& device, Transport& transport,
+                          PeerMemory& memory, Transport& transport,
                           Deadline deadline, PeerTensors& peers) {
   if (!MayPull(plan)) return absl::OkStatus();
   std::vector<int32_t> readers, senders;
@@ -56,8 +56,8 @@ absl::Status AgreeOnPulls(const PlanFile& plan, int32_t rank,
   }
   std::string mine;
   if (!readers.empty()) {
-    absl::StatusOr<std::unique_ptr<ExportedMemory>> exported =
-        ExportTensors(plan, rank, addresses, device);
+    absl::StatusOr<std::shared_ptr<ExportedMemory>> exported =
+        memory.Export(plan, rank, addresses);
     if (exported.ok()) {
       mine = (*exported)->bytes();
       peers.exported.push_back(*std::move(exported));
@@ -70,8 +70,8 @@ absl::Status AgreeOnPulls(const PlanFile& plan, int32_t rank,
   const bool is_stored_into = has_sources_alone && peers.pulled_from.empty();
   for (size_t i = 0; i < senders.size() && is_stored_into; ++i) {
     if ((*shown)[i].empty()) continue;
-    absl::StatusOr<std::unique_ptr<MappedMemory>> mapped =
-        ImportTensors(plan, senders[i], (*shown)[i], device, deadline);
+    absl::StatusOr<std::shared_ptr<MappedMemory>> mapped =
+        memory.Import(plan, senders[i], (*shown)[i], deadline);
     if (!mapped.ok()) continue;
     peers.mapped[senders[i]] = *std::move(mapped);
     peers.readable.insert(senders[i]);

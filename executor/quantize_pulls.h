@@ -28,7 +28,7 @@ namespace refit {
 absl::Status AgreeOnPulls(const PlanFile& plan, int32_t rank,
                           const RankSchedule& schedule,
                           absl::Span<std::byte* const> addresses,
-                          Device& device, Transport& transport,
+                          PeerMemory& memory, Transport& transport,
                           Deadline deadline, PeerTensors& peers);
 
 }  // namespace refit

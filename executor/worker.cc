@@ -86,30 +86,85 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(WorkerOptions options) {
                      " is null, a worker needs one"));
   }
   std::unique_ptr<Worker> made(new Worker());
-  if (options.meeting.has_value()) made->process_ = getpid();
-  made->plan_ = options.plan;
   made->device_ = options.device;
-  made->fabric_ = options.fabric;
+  made->wire_ = options.wire;
+  made->options_ = options.executor;
+  const absl::Status status = made->Load(std::move(options));
+  if (!status.ok()) return status;
+  return made;
+}
+
+// Closes the executor that there is, once nothing more can fail.
+absl::Status Worker::Load(WorkerOptions options) {
+  const int64_t process = options.meeting.has_value() ? getpid() : 0;
   absl::StatusOr<std::unique_ptr<Transport>> transport =
       CreateTransport(options);
   if (!transport.ok()) return transport.status();
-  made->transport_ = *std::move(transport);
-  options.executor.device = made->device_.get();
-  options.executor.transport = made->transport_.get();
+  options.executor.device = device_.get();
+  options.executor.transport = transport->get();
   absl::StatusOr<std::unique_ptr<Executor>> executor =
-      Executor::Load(*made->plan_, options.executor);
+      Executor::Load(*options.plan, options.executor);
   if (!executor.ok()) return executor.status();
-  made->executor_ = *std::move(executor);
-  return made;
+  if (executor_ != nullptr) {
+    if (executor_->bound() != nullptr) kept_ = executor_->bound();
+    executor_->Close([this] { transport_->Leave(); });
+  }
+  executor_ = *std::move(executor);
+  transport_ = *std::move(transport);
+  fabric_ = std::move(options.fabric);
+  plan_ = std::move(options.plan);
+  process_ = process;
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Replace(Replacement replacement,
+                             std::chrono::nanoseconds timeout,
+                             const Interruption& poll) {
+  absl::Status status = CheckOwn();
+  if (!status.ok()) return status;
+  if (replacement.plan == nullptr) {
+    return absl::InvalidArgumentError("plan is null, a worker needs one");
+  }
+  const ExecutorState state = executor_->state();
+  if (state == ExecutorState::kRunning || state == ExecutorState::kClosed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", options_.rank, ": Replace while ",
+        std::string(ExecutorStateName(state)), ": ",
+        state == ExecutorState::kRunning ? "wait first" : "make a new worker"));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  ExecutorOptions options = options_;
+  options.rank = replacement.rank;
+  status = Load({.plan = std::move(replacement.plan),
+                 .device = device_,
+                 .meeting = std::move(replacement.meeting),
+                 .fabric = std::move(replacement.fabric),
+                 .wire = wire_,
+                 .executor = options});
+  if (!status.ok()) return status;
+  options_.rank = options.rank;
+  status = Call(
+      [&](Executor& executor) {
+        absl::Status reached = executor.Connect(timeout);
+        if (!reached.ok() || kept_ == nullptr) return reached;
+        return executor.Bind(
+            *kept_, timeout - (std::chrono::steady_clock::now() - begin));
+      },
+      poll);
+  if (status.ok()) kept_.reset();
+  return status;
+}
+
+absl::Status Worker::CheckOwn() const {
+  if (!IsParents()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the executor belongs to process ", process_,
+      ", from which this one was forked: make an executor in this process"));
 }
 
 absl::Status Worker::Call(const std::function<absl::Status(Executor&)>& call,
                           const Interruption& poll) {
-  if (IsParents()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the executor belongs to process ", process_,
-        ", from which this one was forked: make an executor in this process"));
-  }
+  if (absl::Status s = CheckOwn(); !s.ok()) return s;
   interrupted_ = false;
   const ScopedInterruption interruption([&] {
     if (interrupted_) return absl::CancelledError("interrupted");
@@ -125,6 +180,7 @@ Worker::~Worker() {
     // Their ends would wait for threads that are not here, and libraries such
     // as UCX end a process that frees what its parent made.
     (void)executor_.release();
+    new std::shared_ptr<const Executor::Bound>(std::move(kept_));
     (void)transport_.release();
     new std::shared_ptr<Device>(std::move(device_));
     return;
@@ -138,6 +194,7 @@ void Worker::Close() {
   executor_->Close([this] {
     if (transport_ != nullptr) transport_->Leave();
   });
+  kept_.reset();
   // Nothing gets past the state of a closed executor to its transport.
   transport_.reset();
 }

@@ -414,6 +414,29 @@ refit_status* refit_executor_connect(refit_executor* executor,
   });
 }
 
+refit_status* refit_executor_replace(refit_executor* executor,
+                                     const refit_replacement* replacement,
+                                     int64_t timeout_ms) {
+  return Guarded([&] {
+    absl::Status status =
+        CheckNotNull({{"executor", executor}, {"replacement", replacement}});
+    if (!status.ok()) return status;
+    const auto known = refit::Read(*replacement, "refit_replacement");
+    if (!known.ok()) return known.status();
+    status = CheckNotNull({{"plan", known->plan}});
+    if (!status.ok()) return status;
+    if (known->reserved != 0) {
+      return absl::InvalidArgumentError("reserved is not 0");
+    }
+    const auto timeout = refit::Timeout(timeout_ms);
+    if (!timeout.ok()) return timeout.status();
+    refit::Replacement next = {.plan = known->plan->file, .rank = known->rank};
+    if (known->rendezvous != nullptr) next.meeting = known->rendezvous->tcp;
+    if (known->fabric != nullptr) next.fabric = known->fabric->fabric;
+    return executor->worker->Replace(std::move(next), *timeout);
+  });
+}
+
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms) {

@@ -71,6 +71,17 @@ refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]) {
   });
 }
 
+refit_status* refit_meeting_host(int32_t world_size,
+                                 char id[REFIT_UNIQUE_ID_BYTES]) {
+  return Guarded([&] {
+    const absl::Status status = CheckNotNull({{"id", id}});
+    if (!status.ok()) return status;
+    const absl::StatusOr<refit::UniqueId> made = refit::HostMeeting(world_size);
+    if (made.ok()) std::memcpy(id, made->bytes.data(), made->bytes.size());
+    return made.status();
+  });
+}
+
 refit_status* refit_rendezvous_create_unique_id(
     const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
     refit_rendezvous** rendezvous) {

@@ -112,6 +112,29 @@ class Executor:
             self._meter.bound(time.monotonic() - began)
         return self
 
+    def replace(self, plan: Plan, rank: int, meeting: Any, *, timeout: float = TIMEOUT_SECONDS) -> "Executor":
+        """Goes on with another plan, as when an engine was lost or one has come; collective over the ranks of that plan. Those of the
+        old plan that stay call this; newcomers `join`. `rank` is this one's in the new plan, `meeting` a unique id of those ranks, or a
+        LocalFabric.
+
+        What was bound stays bound, if the new plan wants these tensors. What peers and this rank map for both plans stays mapped. No
+        tensor is looked at again: bind if one moved. The next refit of a plan with options.delta is dense, and `refits` begins anew.
+
+        After Unavailable, Aborted, DeadlineExceeded or BindError the executor is that of the new plan and not bound: replace again,
+        with a plan of those that are left and a new meeting, or bind. After other errors all is as it was.
+        """
+        _check_plan(plan)
+        fabric, rendezvous = _meeting_of(plan, rank, meeting)
+        began = time.monotonic()
+        try:
+            self._core.replace(plan._file, rank, fabric, rendezvous, timeout)
+        finally:
+            self._meter.bound(time.monotonic() - began)
+            if self._core.runs(plan._file, rank):
+                self.plan, self.rank, self._meter.rank = plan, rank, rank
+        self._meter.tell(self._core.notices)
+        return self
+
     def bind(self, tensors: Any, buffers: Optional[Mapping[str, Any]] = None, *, hooks: Hooks = (),
              changes: Optional[Mapping[str, Any]] = None, module: Any = None, timeout: float = TIMEOUT_SECONDS) -> "Executor":
         """Takes this rank's tensors, by name, and of `buffers` those that the plan names; connects first if need be. Of a DTensor
@@ -395,10 +418,15 @@ def join(plan: Plan, rank: int, tensors: Any, *, unique_id: bytes, device: Any,
 def meet(plan: Plan, rank: int, meeting: Any, **options: Any) -> Executor:
     """An executor whose ranks meet by a unique id, as bytes or as hexadecimal digits, or by a LocalFabric."""
     _check_plan(plan)
+    fabric, rendezvous = _meeting_of(plan, rank, meeting)
+    return Executor(plan, rank, fabric=fabric, rendezvous=rendezvous, **options)
+
+
+def _meeting_of(plan: Plan, rank: int, meeting: Any) -> tuple[Optional[_core.LocalFabric], Optional[Rendezvous]]:
     if isinstance(meeting, _core.LocalFabric):
-        return Executor(plan, rank, fabric=meeting, **options)
+        return meeting, None
     unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
-    return Executor(plan, rank, rendezvous=from_unique_id(unique_id, rank, plan.world_size), **options)
+    return None, from_unique_id(unique_id, rank, plan.world_size)
 
 
 @contextlib.contextmanager

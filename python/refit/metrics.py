@@ -40,7 +40,7 @@ class Meter:
     """Counts an executor's updates, in `counts`, which outlive it."""
 
     def __init__(self, rank: int, counts: dict[str, float]):
-        self._rank = rank
+        self.rank = rank
         self._totals = counts
         for name in HELP:
             if name.endswith("_total"):
@@ -87,7 +87,7 @@ class Meter:
         self._bind_seconds = 0.0
         for name, count in (("updates", len(enqueued)), ("sent_bytes", sent), ("received_bytes", received)):
             self._totals[f"{name}_total"] += count
-        logger.log(logging.INFO if self._rank == 0 else logging.DEBUG, "rank %d, update %d%s: %s", self._rank, refits,
+        logger.log(logging.INFO if self.rank == 0 else logging.DEBUG, "rank %d, update %d%s: %s", self.rank, refits,
                    "" if version is None else f', version "{version}"', line(self._last))
 
     def tell(self, notices: Callable[[], list[str]]) -> None:
@@ -95,7 +95,7 @@ class Meter:
         for notice in notices():
             if notice not in self._told:
                 self._told.add(notice)
-                logger.warning("rank %d: %s", self._rank, notice)
+                logger.warning("rank %d: %s", self.rank, notice)
 
     def all(self) -> dict[str, float]:
         return {**self._totals, **self._last}

@@ -13,7 +13,7 @@ from refit import _core
 from refit._core import Rendezvous
 from refit.errors import InvalidArgument
 
-__all__ = ["Rendezvous", "end_meeting", "from_environment", "from_process_group", "from_store", "from_unique_id", "ray_unique_id", "tcp", "unique_id"]
+__all__ = ["Rendezvous", "end_meeting", "from_environment", "from_process_group", "from_store", "from_unique_id", "host_meeting", "ray_unique_id", "tcp", "unique_id"]
 
 
 def from_environment() -> Rendezvous:
@@ -37,6 +37,15 @@ def unique_id(host: Optional[str] = None) -> bytes:
     reach this one; default: what REFIT_HOST says, else the first network interface that NCCL_SOCKET_IFNAME allows.
     """
     return _core.unique_id("" if host is None else host)
+
+
+def host_meeting(world_size: int, host: Optional[str] = None) -> bytes:
+    """A unique id of a meeting that this process serves, but is no rank of: a driver, or an actor. So whichever rank is lost, those that
+    are left can meet again, by another id (`Executor.replace`). When this process ends, the ranks' next call fails. `host`: as of
+    `unique_id`.
+    """
+    _check_numbers(0, world_size)
+    return _core.host_meeting(world_size, "" if host is None else host)
 
 
 def ray_unique_id() -> bytes:

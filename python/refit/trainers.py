@@ -432,6 +432,14 @@ class Sender:
                                      f"reads the trainer's own memory: {self._keep_them_there}")
         self._bound, self._taken = given.addresses, tensors if isinstance(tensors, Taken) else None
 
+    def replace(self, plan: Plan, rank: int, meeting: Any) -> None:
+        """Goes on with another plan by another meeting, with what is bound."""
+        if self.executor is None:
+            raise FailedPrecondition("this trainer did not join, or was shut down")
+        self._meeting = meeting
+        self.executor.replace(plan, rank, meeting, timeout=self._timeout)
+        self.plan, self._planned = plan, None
+
     def moved(self, rank: int, tensors: Mapping[str, Any]) -> list[str]:
         """What lies elsewhere than when it was bound. Raises FailedPrecondition if there are other tensors than then."""
         return [] if tensors is self._taken else self._looked_at(rank, tensors)[1]

@@ -237,15 +237,27 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             raise
         return engine
 
-    def _meet(self) -> None:
-        """Has all ranks join by the meeting of the init info."""
+    def replace(self, plan: Any, meeting: Any, *, client: Any = None) -> None:
+        """Goes on with other engines, as after one was lost or when one has come; collective over all trainer ranks, between two updates.
+        `plan` and `meeting` are those of all that are there now, as `trainer_init` takes them; rank 0, or a process that is no rank
+        (refit.rendezvous.host_meeting), made the meeting. `client`, where the last one was: of these engines alone. Trainers keep what is
+        bound (Executor.replace); the engines' workers join anew. After an error replace again, by another meeting."""
+        self._info = dataclasses.replace(self._info, plan=plan, meeting=meeting)
+        if client is not None:
+            self.client = client
+        if auto.is_made(plan):
+            self._info.plan = _made(self._info, self.client, self.source)
+        self._meet(self._go_on)
+
+    def _meet(self, own_part: Optional[Callable[[], None]] = None) -> None:
+        """Has all ranks join by the meeting of the init info, where `own_part` is not another part than to join."""
         info = self._info
         # Trainers that met count the same updates, also if the last one failed before some of them had counted it.
         self._checks = Checks(False, info.check_every)
         # A LocalFabric's workers are threads of this process, which take the plan as it is.
         told = auto.told(info.plan) if isinstance(info.meeting, (str, bytes)) else info.plan
         worker = {"plan": told, "meeting": info.meeting, "engines": 1, "check_backends": info.check_backends, "timeout": info.timeout}
-        self._together(lambda: self.client.init_weight_transfer_engine(worker), self._join)
+        self._together(lambda: self.client.init_weight_transfer_engine(worker), own_part or self._join)
 
     _info: RefitTrainerInitInfo
     _checks: Checks
@@ -271,6 +283,14 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
                                   f"{len(owned)}: missing {missing[:3]}, unexpected {more[:3]}")
         rename = self._info.names or (lambda name: name)
         return Taken({rename(name): tensor for name, tensor in tensors.items()}, changes=self._info.changes)
+
+    def _go_on(self) -> None:
+        info = self._info
+        with ending_the_meeting(info.meeting):
+            if self._sender is None:
+                raise FailedPrecondition("this trainer did not join, or was shut down")
+            plan = auto.load(info.plan)
+        self._sender.replace(plan, info.rank, info.meeting)
 
     def _join(self) -> None:
         info = self._info

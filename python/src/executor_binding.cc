@@ -91,6 +91,22 @@ class RankExecutor {
         [&](Executor& executor) { return executor.Connect(Timeout(timeout)); });
   }
 
+  void Replace(std::shared_ptr<const PlanFile> plan, int32_t rank,
+               std::shared_ptr<LocalFabric> fabric,
+               const std::optional<TcpRendezvous>& rendezvous, double timeout) {
+    Replacement next = {
+        .plan = std::move(plan), .rank = rank, .fabric = std::move(fabric)};
+    if (rendezvous.has_value()) next.meeting = *rendezvous;
+    Waiting([&](const Interruption& poll) {
+      return worker_->Replace(std::move(next), Timeout(timeout), poll);
+    });
+  }
+
+  bool Runs(const PlanFile& plan, int32_t rank) const {
+    return executor().state() != ExecutorState::kClosed &&
+           &worker_->plan() == &plan && worker_->transport().rank() == rank;
+  }
+
   // `hooks`: names and, where Wait is to perform them, functions of a hook's
   // name and a tensor's, which return what went wrong, "" if nothing.
   void Bind(const std::vector<TensorTuple>& tensors, double timeout,
@@ -244,11 +260,17 @@ class RankExecutor {
   // Interrupt, end what it waits in.
   template <typename Function>
   void Call(const Function& call) {
+    Waiting(
+        [&](const Interruption& poll) { return worker_->Call(call, poll); });
+  }
+
+  template <typename Function>
+  static void Waiting(const Function& call) {
     Signals signals;
     absl::Status status;
     {
       const nb::gil_scoped_release unlocked;
-      status = worker_->Call(call, [&] { return signals.Poll(); });
+      status = call([&] { return signals.Poll(); });
     }
     signals.Rethrow();
     Check(status);
@@ -277,6 +299,11 @@ class RankExecutor {
 
 nb::bytes NewUniqueId(const std::string& host) {
   const UniqueId id = Check(CreateUniqueId(host));
+  return nb::bytes(id.bytes.data(), id.bytes.size());
+}
+
+nb::bytes NewHostedMeeting(int32_t world_size, const std::string& host) {
+  const UniqueId id = Check(HostMeeting(world_size, host));
   return nb::bytes(id.bytes.data(), id.bytes.size());
 }
 
@@ -387,6 +414,10 @@ void BindExecutor(nb::module_& module) {
            nb::arg("plan"), nb::arg("rank"), nb::arg("cuda_ordinal").none(),
            nb::arg("fabric").none(), nb::arg("rendezvous").none())
       .def("connect", &RankExecutor::Connect, nb::arg("timeout"))
+      .def("replace", &RankExecutor::Replace, nb::arg("plan"), nb::arg("rank"),
+           nb::arg("fabric").none(), nb::arg("rendezvous").none(),
+           nb::arg("timeout"))
+      .def("runs", &RankExecutor::Runs, nb::arg("plan"), nb::arg("rank"))
       .def("bind", &RankExecutor::Bind, nb::arg("tensors"), nb::arg("timeout"),
            nb::arg("hooks"))
       .def("post_hooks", &RankExecutor::PostHooks)
@@ -407,6 +438,8 @@ void BindExecutor(nb::module_& module) {
              nb::arg("to_dtype"), nb::arg("changes"), nb::arg("first_element"),
              nb::arg("elements"));
   module.def("unique_id", &NewUniqueId, nb::arg("host"));
+  module.def("host_meeting", &NewHostedMeeting, nb::arg("world_size"),
+             nb::arg("host"));
   module.def("cuda_device_count", &CudaDeviceCount);
   module.def("local_rank", [] { return Check(LocalRankFromEnvironment()); });
   module.def("ucx", [] {

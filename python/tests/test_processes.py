@@ -98,6 +98,89 @@ def test_ranks_name_the_process_that_was_killed(tiny_job):
             assert "rank 3 is gone" in error, error
 
 
+# A trainer or an engine that is placed in one plan after another: a command in each line of the standard input.
+MEMBER = textwrap.dedent("""
+    import json, sys
+    import numpy as np
+    import refit
+
+    executor = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if "job" in command:
+                plan, rank, id = refit.compile(command["job"]), command["rank"], bytes.fromhex(command["id"])
+                if executor is None:
+                    tensors = {name: np.full(info.shape, np.nan, np.float32) for name, info in plan.tensors(rank).items()}
+                    executor = refit.join(plan, rank, tensors, unique_id=id, device="cpu", timeout=60)
+                    trainer = plan.side(rank) == "source"
+                else:
+                    assert executor.replace(plan, rank, id, timeout=60).rank == rank
+            else:
+                if trainer:
+                    tensors["w"][...] = command["version"]
+                executor.run(timeout=60)
+                assert (tensors["w"] == command["version"]).all()
+            print("ok", flush=True)
+        except refit.Error as error:
+            print(error, flush=True)
+""")
+
+
+class Members:
+    def __init__(self):
+        self.processes = []
+
+    def add(self):
+        self.processes.append(subprocess.Popen([sys.executable, "-W", "ignore", "-c", MEMBER], stdin=subprocess.PIPE,
+                                               stdout=subprocess.PIPE, text=True))
+
+    def tell(self, commands):
+        """The replies of all, who are told at once."""
+        for process, command in zip(self.processes, commands):
+            Ranks.say(process, json.dumps(command))
+        return [process.stdout.readline().rstrip() for process in self.processes]
+
+    def place(self):
+        ranks = len(self.processes)
+        side = {"layout": "generic", "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]}
+        job = {"model": [{"name": "w", "shape": [64, 6], "dtype": "fp32"}], "topology": {"gpus_per_host": 8},
+               "source": {**side, "meshes": {"m": {"axes": {"dp": 2}}}}, "destination": {**side, "meshes": {"m": {"axes": {"dp": ranks - 2}}}}}
+        id = refit.rendezvous.host_meeting(ranks, "127.0.0.1").hex()
+        return self.tell({"job": job, "rank": rank, "id": id} for rank in range(ranks))
+
+    def run(self, version):
+        return self.tell({"version": version} for _ in self.processes)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_rank_is_lost_and_the_others_go_on_until_another_comes(lost):
+    with Members() as members:
+        for _ in range(5):
+            members.add()
+        assert members.place() == ["ok"] * 5
+        assert members.run(1) == ["ok"] * 5
+        members.processes[lost].kill()
+        members.processes.pop(lost).communicate()
+        assert all(f"rank {lost} is gone" in reply for reply in members.run(2))
+        if lost == 0:  # its place is taken, where the plan has one for it
+            members.add()
+            members.processes.insert(0, members.processes.pop())
+        assert members.place() == ["ok"] * len(members.processes)
+        assert members.run(2) == ["ok"] * len(members.processes)
+        members.add()
+        assert members.place() == ["ok"] * len(members.processes)
+        assert members.run(3) == ["ok"] * len(members.processes)
+
+
 def test_the_library_of_ucx_is_told():
     file, version = refit.ucx_library()
     assert "libucp" in file and version.startswith("1.")

@@ -263,6 +263,38 @@ TEST_F(UniqueIdTest, RankThatWasToldComesForTheNextMeeting) {
   });
 }
 
+TEST_F(UniqueIdTest, RanksOfAHostedMeetingMeetWithoutTheHost) {
+  const UniqueId id = *HostMeeting(2, "127.0.0.1");
+  MeetAll(id, 2);
+  // Any of them may be lost: the other hears of it.
+  planes_[0].reset();
+  planes_[1]->BeginStep();
+  const absl::Status lost = planes_[1]->Compare("", "a step", Ample()).status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable) << lost;
+  EXPECT_NE(lost.message().find("rank 0"), std::string::npos) << lost;
+  // Those that are left meet by another id.
+  planes_.clear();
+  MeetAll(*HostMeeting(2, "127.0.0.1"), 2);
+}
+
+TEST_F(UniqueIdTest, RanksOfAHostedMeetingThatFailedTryAgain) {
+  const UniqueId id = *HostMeeting(2, "127.0.0.1");
+  const auto alone = Meet(id, 0, 2, In(std::chrono::milliseconds(200)));
+  EXPECT_EQ(alone.status().code(), absl::StatusCode::kDeadlineExceeded)
+      << alone.status();
+  MeetAll(id, 2);
+}
+
+TEST_F(UniqueIdTest, AHostedMeetingIsOfOneWorldSizeAndOneRankEach) {
+  EXPECT_EQ(HostMeeting(0).status().code(), absl::StatusCode::kInvalidArgument);
+  const UniqueId id = *HostMeeting(2, "127.0.0.1");
+  const absl::Status other = Meet(id, 0, 3).status();
+  EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(other.message(),
+            "world size differs: 2 at the meeting's host, 3 on rank 0");
+  MeetAll(id, 2);
+}
+
 TEST_F(UniqueIdTest, IdsAreDistinct) {
   const UniqueId a = *CreateUniqueId();
   const UniqueId b = *CreateUniqueId();
@@ -339,17 +371,17 @@ TEST_F(UniqueIdTest, BytesThatAreNoneAreRefused) {
 TEST_F(UniqueIdTest, HostIsTheUsersIfGiven) {
   setenv("REFIT_HOST", "localhost", 1);
   EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host, "localhost");
-  setenv("REFIT_HOST", std::string(93, 'h').c_str(), 1);
+  setenv("REFIT_HOST", std::string(92, 'h').c_str(), 1);
   EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId(), 0, 2)->host,
-            std::string(93, 'h'));
-  setenv("REFIT_HOST", std::string(94, 'h').c_str(), 1);
+            std::string(92, 'h'));
+  setenv("REFIT_HOST", std::string(93, 'h').c_str(), 1);
   ExpectStatus(CreateUniqueId().status(), absl::StatusCode::kInvalidArgument,
-               "REFIT_HOST has 94 characters, it should have 93 at most");
+               "REFIT_HOST has 93 characters, it should have 92 at most");
   EXPECT_EQ(RendezvousFromUniqueId(*CreateUniqueId("there"), 0, 2)->host,
             "there");
-  ExpectStatus(CreateUniqueId(std::string(94, 'h')).status(),
+  ExpectStatus(CreateUniqueId(std::string(93, 'h')).status(),
                absl::StatusCode::kInvalidArgument,
-               "the host has 94 characters, it should have 93 at most");
+               "the host has 93 characters, it should have 92 at most");
 }
 
 TEST_F(UniqueIdTest, HostIsThatOfNcclsInterface) {

@@ -3,8 +3,8 @@
     python vllm_engines.py
 
 First by vLLM's weight-transfer backend: `Clients` tells both servers at once. Then one server ends. The next two updates must fail
-soon. A new trainer, the engine that is left and a new one meet again by the backend: nobody ended the updates that failed by hand. Then
-they meet by the worker extension, over the servers' own /collective_rpc. After each way every tensor and every token of both engines
+soon. The trainer goes on with the engine that is left, then with a new one, too: nobody ended the updates that failed by hand. Then
+they meet by the worker extension, over the servers' own /collective_rpc. After each way every tensor and every token of the engines
 must equal a fresh engine's.
 """
 import argparse
@@ -27,11 +27,11 @@ ENGINES = 2
 END_SECONDS = 20
 
 
-def plan_of():
+def plan_of(engines=ENGINES):
     import refit
 
     return refit.compile({"model": vllm_cpu.FAMILIES["dense"], "source": {"layout": "fsdp"},
-                          "destination": {"layout": "vllm", "replicas": ENGINES}})
+                          "destination": {"layout": "vllm", "replicas": engines}})
 
 
 def tokens_of(server):
@@ -67,27 +67,47 @@ class Trained:
 
 def trainer_of(plan_path, tensors, servers):
     import refit.vllm
-    from refit.vllm_client import HTTPClient
-    from refit.vllm_weight_transfer import Clients, RefitTrainerInitInfo
+    from refit.vllm_weight_transfer import RefitTrainerInitInfo
     from vllm.distributed.weight_transfer.base import ModuleSource
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
     refit.vllm.register()
     info = RefitTrainerInitInfo(plan=str(plan_path), meeting=refit.rendezvous.unique_id().hex(), device="cpu", rank=0,
                                 check_backends=False, timeout=TIMEOUT_SECONDS)
-    return WeightTransferTrainerFactory.trainer_init(info, client=Clients([HTTPClient(server) for server in servers]),
-                                                     source=ModuleSource(Trained(tensors)))
+    return WeightTransferTrainerFactory.trainer_init(info, client=clients_of(servers), source=ModuleSource(Trained(tensors)))
+
+
+def clients_of(servers):
+    from refit.vllm_client import Clients, HTTPClient
+
+    return Clients([HTTPClient(server) for server in servers])
 
 
 def by_backend(plan, plan_path, servers):
     """Two refits, to B at last."""
     tensors = weights_of(plan, 1)
     trainer = trainer_of(plan_path, tensors, servers)
-    for seed in (3, 2):  # another model first, then B
+    refit_to_b(plan, trainer, tensors)
+    return trainer, tensors
+
+
+def refit_to_b(plan, trainer, tensors):
+    for seed in (3, 2):  # another model first
         for name, tensor in weights_of(plan, seed).items():
             tensors[name].copy_(tensor)
         trainer.send_weights(version=f"step-{seed}")
-    return trainer
+
+
+def goes_on_with(plan, plan_path, trainer, tensors, servers):
+    """The trainer that there is, and these servers. Returns the seconds until they hold B."""
+    import refit
+
+    start = time.monotonic()
+    plan.save(plan_path)
+    trainer.replace(str(plan_path), refit.rendezvous.host_meeting(plan.world_size, "127.0.0.1").hex(), client=clients_of(servers))
+    replaced = time.monotonic() - start
+    refit_to_b(plan, trainer, tensors)
+    return f"replaced in {replaced:.2f} s, two updates in {time.monotonic() - start - replaced:.2f}"
 
 
 def without_one(trainer):
@@ -105,7 +125,6 @@ def without_one(trainer):
             raise AssertionError("an update without one of its engines succeeded")
         took = time.monotonic() - start
         assert took < END_SECONDS, f"an update without one of its engines ended after {took:.0f} s"
-    trainer.shutdown()
 
 
 def by_extension(plan, plan_path, servers):
@@ -157,13 +176,16 @@ def refitted(work):
 
         servers = [start(0, servers_end), start(1, first_ends)]
         before = tokens_of(servers[0])
-        trainer = by_backend(plan, plan_path, servers)
+        trainer, tensors = by_backend(plan, plan_path, servers)
         print(f"vLLM {vllm.__version__}, backend, {check(servers, work, wanted, before)}", flush=True)
         first_ends.close()
         without_one(trainer)
+        took = goes_on_with(plan_of(1), plan_path, trainer, tensors, servers[:1])
+        print(f"vLLM {vllm.__version__}, one of them gone, backend, {check(servers[:1], work, wanted, before)}; {took}", flush=True)
         servers[1] = start(1, servers_end)
-        by_backend(plan, plan_path, servers).shutdown()
-        print(f"vLLM {vllm.__version__}, one of them new, backend, {check(servers, work, wanted, before)}", flush=True)
+        took = goes_on_with(plan, plan_path, trainer, tensors, servers)
+        trainer.shutdown()
+        print(f"vLLM {vllm.__version__}, one of them new, backend, {check(servers, work, wanted, before)}; {took}", flush=True)
         by_extension(plan, plan_path, servers)
         print(f"vLLM {vllm.__version__}, one of them new, extension, {check(servers, work, wanted, before)}", flush=True)
 

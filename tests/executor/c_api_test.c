@@ -736,7 +736,65 @@ static void TestLog(void) {
 }
 
 /* What a caller of 0.1 was compiled with must never change: 64-bit Linux. */
+static char meeting[REFIT_UNIQUE_ID_BYTES]; /* of ranks that replace a plan */
+
+/* With what is bound, and the hooks. */
+static void* ReplaceThenRefit(void* argument) {
+  Rank* rank = argument;
+  refit_replacement next = {sizeof(next)};
+  refit_plan* plan = NULL;
+  refit_rendezvous* rendezvous = NULL;
+  OK(refit_plan_open(direct_path, &plan));
+  OK(refit_rendezvous_create_unique_id(meeting, rank->rank, kRanks,
+                                       &rendezvous));
+  next.plan = plan;
+  next.rendezvous = rendezvous;
+  next.rank = rank->rank;
+  const int published = rank->published;
+  OK(refit_executor_replace(rank->executor, &next, kTimeoutMs));
+  refit_rendezvous_free(rendezvous);
+  refit_plan_free(plan);
+  EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
+  EXPECT(refit_executor_refits(rank->executor) == 0);
+  Refit(rank);
+  EXPECT(rank->published - published ==
+         (rank->rank == kRanks - 1 ? kLayers : 0));
+  return NULL;
+}
+
+static void TestReplace(void) {
+  Rank ranks[kRanks];
+  OK(refit_meeting_host(kRanks, meeting));
+  CreateRanksThatMeet(ranks, 0, meeting, staged_path, REFIT_TRANSPORT_DEFAULT);
+  FillWeights(ranks);
+  OnAllRanks(ranks, RefitOverTcp);
+  OK(refit_meeting_host(kRanks, meeting));
+  FillWeights(ranks);
+  OnAllRanks(ranks, ReplaceThenRefit);
+  ExpectWeights(ranks);
+
+  refit_replacement wrong = {sizeof(wrong)};
+  ERROR(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
+        REFIT_INVALID_ARGUMENT, "plan is NULL");
+  ERROR(refit_executor_replace(ranks[0].executor, NULL, kTimeoutMs),
+        REFIT_INVALID_ARGUMENT, "replacement is NULL");
+  refit_plan* plan = NULL;
+  OK(refit_plan_open(direct_path, &plan));
+  wrong.plan = plan;
+  ERROR(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
+        REFIT_INVALID_ARGUMENT, "none is given");
+  wrong.reserved = 1;
+  ERROR(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
+        REFIT_INVALID_ARGUMENT, "reserved is not 0");
+  refit_plan_free(plan);
+  EXPECT(refit_executor_state(ranks[0].executor) == REFIT_STATE_BOUND);
+  ERROR(refit_meeting_host(0, meeting), REFIT_INVALID_ARGUMENT,
+        "world size 0 is not between 1 and ");
+  CloseAll(ranks);
+}
+
 static void TestLayoutOfStructs(void) {
+  EXPECT(sizeof(refit_replacement) == 40);
   EXPECT(sizeof(refit_tensor) == 56);
   EXPECT(offsetof(refit_tensor, dtype) == 48);
   EXPECT(offsetof(refit_executor_options, rank) == 40);
@@ -1357,6 +1415,7 @@ int main(int argc, char** argv) {
   TestRefitByUniqueId();
   TestRefitOverUcx(staged_path, REFIT_TRANSPORT_DEFAULT);
   TestRefitOverUcx(direct_path, REFIT_TRANSPORT_UCX);
+  TestReplace();
   TestUniqueId();
   TestRounds();
   TestMeetingThatNobodyComesTo();

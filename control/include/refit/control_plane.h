@@ -105,7 +105,8 @@ class ControlPlane {
   }
 };
 
-// Where ranks meet. Rank 0 listens; the others connect.
+// Where ranks meet. Rank 0 listens, or a process that is none of them; the
+// others connect.
 struct TcpRendezvous {
   static constexpr int32_t kWorldSizeMax = 1 << 20;
 
@@ -120,6 +121,8 @@ struct TcpRendezvous {
   std::string secret = {};
   // Names the unique id that this is from (unique_id.h); 0: of none.
   uint64_t id_name = 0;
+  // Who listens is no rank (HostMeeting), so rank 0 connects as the others do.
+  bool hosted = false;
 };
 
 // Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them;

@@ -29,9 +29,19 @@ struct UniqueId {
 // the host is too long, or no interface is allowed.
 absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host = {});
 
-// The meeting of `id`, for ConnectTcp: rank 0's creates it, any number of
-// times if meetings fail. Error: kInvalidArgument, bytes that are no id of
-// Refit.
+// The same for a meeting that this process serves, but is no rank of: all
+// `world_size` ranks come from elsewhere, or are made here. So whichever rank
+// is lost, those that are left can meet again, by another id. The process
+// serves the meeting until its ranks have met and left: when it ends, they
+// fail. If a meeting fails, they may try again. Of more than 64 that have yet
+// to succeed the first are given up. Errors: those above; kInvalidArgument, the
+// world size; kResourceExhausted, too few file descriptors. Thread-safe.
+absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
+                                     std::string_view host = {});
+
+// The meeting of `id`, for ConnectTcp: rank 0's creates it, unless it is
+// hosted, any number of times if meetings fail. Error: kInvalidArgument, bytes
+// that are no id of Refit.
 absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
                                                      int32_t rank,
                                                      int32_t world_size);

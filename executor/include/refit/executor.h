@@ -319,6 +319,16 @@ class Executor {
                     std::chrono::nanoseconds timeout = std::chrono::minutes(10),
                     std::vector<PostHookPerformer> hooks = {});
 
+  // What Bind took, and what was mapped for it.
+  struct Bound;
+  // For the executor that takes this one's place in the process; null before
+  // Bind. What peers map stays mapped while it lives.
+  std::shared_ptr<const Bound> bound() const { return bound_; }
+  // As the Bind above of the same tensors and hooks, which `earlier` has from
+  // an executor of the same device. What peers show and map for both plans
+  // stays as it is. Refused where memory of a tensor was freed since.
+  absl::Status Bind(const Bound& earlier, std::chrono::nanoseconds timeout);
+
   // The ranks whose tensors this one reads in direct rounds, ascending: since
   // the plan pulls, or since they cannot map its tensors. Valid after Bind.
   std::vector<int32_t> pulls_from() const;
@@ -398,6 +408,10 @@ class Executor {
   Executor(const PlanFile& plan, const ExecutorOptions& options);
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
+  absl::Status BindAfter(const Bound* before,
+                         absl::Span<const BoundTensor> tensors,
+                         std::chrono::nanoseconds timeout,
+                         std::vector<PostHookPerformer> hooks);
   absl::StatusOr<BoundRounds> PrepareRounds(
       absl::Span<std::byte* const> addresses,
       absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const;
@@ -450,8 +464,7 @@ class Executor {
   std::unique_ptr<DeviceMemory> snapshot_;
 
   // Since Bind.
-  struct Bound;
-  std::unique_ptr<Bound> bound_;
+  std::shared_ptr<Bound> bound_;
 };
 
 }  // namespace refit

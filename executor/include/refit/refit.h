@@ -215,6 +215,14 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
 enum { REFIT_UNIQUE_ID_BYTES = 128 };
 refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]);
 
+/* The same of a meeting that this process serves, but is no rank of, as a
+ * driver's. So whichever rank is lost, those that are left can meet again, by
+ * another id. When this process ends, the ranks' next call
+ * fails. Errors: as above; REFIT_INVALID_ARGUMENT, the world size;
+ * REFIT_RESOURCE_EXHAUSTED, too few file descriptors. */
+refit_status* refit_meeting_host(int32_t world_size,
+                                 char id[REFIT_UNIQUE_ID_BYTES]);
+
 /* Error: REFIT_INVALID_ARGUMENT, bytes that are no id of Refit. What else is
  * wrong, refit_executor_create or refit_executor_connect tells. */
 refit_status* refit_rendezvous_create_unique_id(
@@ -462,12 +470,12 @@ void refit_executor_free(refit_executor* executor);
  * unless all do. While torn it repairs what a failed refit broke and keeps what
  * is bound; the state stays torn. Errors: REFIT_DEADLINE_EXCEEDED (naming a
  * rank that did not come), REFIT_UNAVAILABLE (nobody listens there; or a rank
- * is gone for good, and all ranks need new executors), REFIT_ALREADY_EXISTS
- * (two processes are one rank, both named), REFIT_FAILED_PRECONDITION (another
- * plan, version or NCCL on some rank, both values named; or wrong state),
- * REFIT_NOT_FOUND or REFIT_UNIMPLEMENTED (no libnccl that serves),
- * REFIT_RESOURCE_EXHAUSTED, REFIT_ABORTED. After a first connect that failed it
- * may be called again, on all ranks. */
+ * is gone for good: refit_executor_replace goes on without it),
+ * REFIT_ALREADY_EXISTS (two processes are one rank, both named),
+ * REFIT_FAILED_PRECONDITION (another plan, version or NCCL on some rank, both
+ * values named; or wrong state), REFIT_NOT_FOUND or REFIT_UNIMPLEMENTED (no
+ * libnccl that serves), REFIT_RESOURCE_EXHAUSTED, REFIT_ABORTED. After a first
+ * connect that failed it may be called again, on all ranks. */
 refit_status* refit_executor_connect(refit_executor* executor,
                                      int64_t timeout_ms);
 
@@ -559,6 +567,30 @@ refit_status* refit_executor_bind_with(refit_executor* executor,
                                        size_t count,
                                        const refit_bind_options* options);
 
+typedef struct refit_replacement {
+  size_t struct_size;
+  const refit_plan* plan;
+  /* One of the two. */
+  const refit_rendezvous* rendezvous;
+  refit_local_fabric* fabric;
+  int32_t rank;     /* in the plan; the rendezvous' where there is one */
+  int32_t reserved; /* must be 0 */
+} refit_replacement;
+
+/* Goes on with another plan, as when an engine was lost or one has come.
+ * Collective over the ranks of that plan, which meet anew: those of the old
+ * plan that stay call this; newcomers create, connect and bind. The executor
+ * keeps its device, and the tensors and hooks of the last bind, if it is bound;
+ * what its peers and it map for both plans stays mapped. The next refit of a
+ * plan with options.delta is dense, and refit_executor_refits begins anew.
+ * After an error of create's, or REFIT_FAILED_PRECONDITION while a refit is
+ * under way, all is as it was. After one of connect's or bind's the executor is
+ * that of the new plan and not bound: call this again, with a plan of those
+ * that are left, or bind other tensors. */
+refit_status* refit_executor_replace(refit_executor* executor,
+                                     const refit_replacement* replacement,
+                                     int64_t timeout_ms);
+
 /* Calls `visit` with each, in plan order: those of one tensor in the order in
  * which they are done. There are none where the two sides keep the same values.
  * Before a bind as if the caller did none. A hook is valid during its call
@@ -595,10 +627,11 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
  * post-hook functions have returned, once for all of them: the new weights are
  * in place. Collective. An error leaves REFIT_STATE_TORN. Peers have stopped
  * using this rank's tensors then, or the message names those that have not. A
- * rank that was not called for a refit learns its result from its next collective call, which fails;
- * connect goes on to where the others are. Errors as of run; REFIT_INTERNAL, a
- * post-hook function of this rank failed; REFIT_ABORTED, one of another rank
- * did; REFIT_DATA_LOSS, a checked refit's states differ. */
+ * rank that was not called for a refit learns its result from its next
+ * collective call, which fails; connect goes on to where the others are. Errors
+ * as of run; REFIT_INTERNAL, a post-hook function of this rank failed;
+ * REFIT_ABORTED, one of another rank did; REFIT_DATA_LOSS, a checked refit's
+ * states differ. */
 refit_status* refit_executor_wait(refit_executor* executor);
 
 /* A digest of what tensors hold, whatever their layout: a sum over elements.

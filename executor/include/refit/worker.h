@@ -17,6 +17,7 @@
 #define REFIT_EXECUTOR_INCLUDE_REFIT_WORKER_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -54,6 +55,15 @@ struct WorkerOptions {
   ExecutorOptions executor = {};
 };
 
+// What takes the place of a worker's plan.
+struct Replacement {
+  std::shared_ptr<const PlanFile> plan;
+  int32_t rank = 0;  // this worker's, in `plan`
+  // One of these two, as at Create.
+  std::optional<Meeting> meeting = {};
+  std::shared_ptr<LocalFabric> fabric = nullptr;
+};
+
 // Thread-compatible, but for Interrupt. A child after fork has a copy without
 // the threads and connections of one that meets others. Its Call fails with
 // kFailedPrecondition, and its end leaves all to the parent.
@@ -81,6 +91,22 @@ class Worker {
   // interrupted.
   absl::Status Call(const std::function<absl::Status(Executor&)>& call,
                     const Interruption& poll = nullptr);
+  // Goes on with another plan, as when an engine was lost or one has come.
+  // Collective over the ranks of that plan, which meet anew: those of the old
+  // plan that stay call this; newcomers Create, Connect and Bind. The worker
+  // keeps its device, and the tensors and hooks of its last Bind, if it is
+  // bound; what its peers and it map for both plans stays mapped. The next
+  // refit of a plan with options.delta is dense, and Executor::refits begins
+  // anew. It waits as Call does; `timeout` is of the whole.
+  //
+  // Errors: Create's, and kFailedPrecondition while a refit is under way or
+  // after Close, which leave all as it was; those of Connect and Bind, after
+  // which the executor is that of the new plan and not bound: call this again,
+  // with a plan of those that are left, or bind other tensors.
+  absl::Status Replace(Replacement replacement,
+                       std::chrono::nanoseconds timeout,
+                       const Interruption& poll = nullptr);
+
   // Ends what Call waits in now, on all ranks; without a Call it does nothing.
   // Thread-safe.
   void Interrupt() { interrupted_ = true; }
@@ -92,6 +118,8 @@ class Worker {
  private:
   Worker() = default;
   bool IsParents() const;
+  absl::Status CheckOwn() const;
+  absl::Status Load(WorkerOptions options);
 
   std::atomic<bool> interrupted_ = false;
   // Each outlives what comes after it.
@@ -99,8 +127,12 @@ class Worker {
   std::shared_ptr<Device> device_;
   std::shared_ptr<LocalFabric> fabric_;
   std::unique_ptr<Transport> transport_;
+  // What was bound when the plan was replaced, until the new one is bound.
+  std::shared_ptr<const Executor::Bound> kept_;
   std::unique_ptr<Executor> executor_;
-  int64_t process_ = 0;  // that meets others; 0: it shares a fabric
+  Wire wire_ = Wire::kDefault;
+  ExecutorOptions options_;  // as given
+  int64_t process_ = 0;      // that meets others; 0: it shares a fabric
 };
 
 }  // namespace refit

@@ -1,0 +1,204 @@
+"""Kills an engine during refits, goes on with the others, and has another one join; again and again.
+
+    PYTHONPATH=build/release/python python bench/lost_ranks.py --kills 50
+
+Trainers and engines are processes on the CPU that send by UCX. This process drives them: it compiles the plans and hosts the meetings. Every
+engine's bytes are compared after each refit.
+"""
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import time
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import refit
+
+LAYERS, COLUMNS = 4, 512
+
+
+def job(trainers: int, engines: int, rows: int) -> dict[str, Any]:
+    def side(ranks: int, placement: str) -> dict[str, Any]:
+        return {"layout": "generic", "meshes": {"m": {"axes": {"dp": ranks}}},
+                "tensors": [{"match": "*", "mesh": "m", "placements": [placement]}]}  # fmt: skip
+
+    return {"model": [{"name": f"layers.{i}.weight", "shape": [rows, COLUMNS], "dtype": "fp32"} for i in range(LAYERS)],
+            "topology": {"gpus_per_host": 8}, "source": side(trainers, "Shard(0)"), "destination": side(engines, "Replicate")}  # fmt: skip
+
+
+def whole(name: str, rows: int, version: int) -> Any:
+    return np.arange(rows * COLUMNS, dtype=np.float32).reshape(rows, COLUMNS) + version * 1000 + sum(name.encode())
+
+
+class Member:
+    """In its process."""
+
+    def __init__(self) -> None:
+        self.executor: Any = None
+        self.tensors: dict[str, Any] = {}
+
+    def place(self, plan: bytes, rank: int, id: bytes) -> None:
+        loaded = refit.Plan.from_bytes(plan)
+        if self.executor is None:
+            self.is_trainer, self.index = loaded.side(rank) == "source", rank
+            self.tensors = {name: np.full(info.shape, np.nan, np.float32) for name, info in loaded.tensors(rank).items()}
+            self.executor = refit.join(loaded, rank, self.tensors, unique_id=id, device="cpu", timeout=30)
+        else:
+            self.executor.replace(loaded, rank, id, timeout=30)
+
+    def train(self, rows: int, version: int) -> None:
+        for name, tensor in self.tensors.items():
+            if self.is_trainer:
+                tensor[...] = whole(name, rows, version)[len(tensor) * self.index:len(tensor) * (self.index + 1)]
+
+    def run(self) -> None:
+        self.executor.run(timeout=30)
+
+    def compare(self, rows: int, version: int) -> None:
+        for name, tensor in self.tensors.items():
+            if not self.is_trainer:
+                np.testing.assert_array_equal(tensor, whole(name, rows, version))
+
+    def usage(self) -> tuple[int, int]:
+        """MiB that are resident, and open descriptors."""
+        with open("/proc/self/statm") as pages:
+            return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir("/proc/self/fd"))
+
+
+def serve(pipe: Any) -> None:
+    member = Member()
+    while True:
+        try:
+            name, *arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((getattr(member, name)(*arguments), ""))
+        except (refit.Error, AssertionError) as error:
+            pipe.send((None, f"{type(error).__name__}: {error}"))
+
+
+class Process(NamedTuple):
+    process: Any
+    pipe: Any
+
+
+class World:
+    def __init__(self, trainers: int, engines: int, rows: int):
+        self.rows, self.trainers = rows, trainers
+        self.members = [self.started() for _ in range(trainers + engines)]
+
+    @staticmethod
+    def started() -> Process:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        return Process(process, mine)
+
+    def begin(self, *command: Any) -> None:
+        for member in self.members:
+            member.pipe.send(command)
+
+    def end(self) -> list[tuple[Any, str]]:
+        replies = []
+        for member in self.members:
+            try:
+                replies.append(member.pipe.recv())
+            except (EOFError, ConnectionError):
+                replies.append((None, "lost"))
+        return replies
+
+    def tell(self, *command: Any) -> list[Any]:
+        self.begin(*command)
+        replies = self.end()
+        for _, error in replies:
+            if error:
+                raise SystemExit(f"{command[0]}: {error}")
+        return [value for value, _ in replies]
+
+    def place(self) -> None:
+        plan = refit.compile(job(self.trainers, len(self.members) - self.trainers, self.rows)).to_bytes()
+        id = refit.rendezvous.host_meeting(len(self.members), "127.0.0.1")
+        for rank, member in enumerate(self.members):
+            member.pipe.send(("place", plan, rank, id))
+        for _, error in self.end():
+            if error:
+                raise SystemExit(f"place: {error}")
+
+    def refit(self, version: int) -> None:
+        self.tell("train", self.rows, version)
+        self.tell("run")
+        self.tell("compare", self.rows, version)
+
+
+def shown(name: str, seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    at = [ordered[min(len(ordered) - 1, int(part * len(ordered)))] for part in (0.5, 0.95)]
+    return f"{name:<44} median {at[0]:6.3f} s   95 % {at[1]:6.3f}   most {ordered[-1]:6.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--refits", type=int, default=2, help="between two kills")
+    parser.add_argument("--trainers", type=int, default=4)
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=4096, help="of each of four tensors with 512 columns, fp32")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    draw = random.Random(1)
+    world = World(given.trainers, given.engines, given.rows)
+    world.place()
+    version, during = 0, 0
+    first = usage = world.tell("usage")
+    told: list[float] = []
+    replaced: list[float] = []
+    whole_again: list[float] = []
+    joined: list[float] = []
+    for _ in range(given.kills):
+        for _ in range(given.refits):
+            version += 1
+            world.refit(version)
+        version += 1
+        world.tell("train", given.rows, version)
+        lost = draw.randrange(given.trainers, len(world.members))
+        world.begin("run")
+        time.sleep(draw.random() * 0.05)
+        os.kill(world.members[lost].process.pid, signal.SIGKILL)
+        start = time.monotonic()
+        during += any(error.startswith("Unavailable") for _, error in world.end())
+        told.append(time.monotonic() - start)
+        world.members.pop(lost).pipe.close()
+        world.place()
+        replaced.append(time.monotonic() - start - told[-1])
+        world.tell("run")
+        whole_again.append(time.monotonic() - start)
+        world.tell("compare", given.rows, version)
+        newcomer = world.started()
+        newcomer.pipe.send(("usage",))  # its Python has started
+        newcomer.pipe.recv()
+        world.members.append(newcomer)
+        start = time.monotonic()
+        world.place()
+        world.tell("run")
+        joined.append(time.monotonic() - start)
+        world.tell("compare", given.rows, version)
+        usage = world.tell("usage")
+    print(f"{given.kills} engines killed, {during} of them during a refit; {version} refits, every byte right")
+    print(shown("until all others hold the new version", whole_again))
+    print(shown("  of that, until all know of the loss", told))
+    print(shown("  of that, to replace the plan", replaced))
+    print(shown("another joins, and the first refit", joined))
+    print(f"trainer 0: {first[0][0]} to {usage[0][0]} MiB, {first[0][1]} to {usage[0][1]} descriptors")
+
+
+if __name__ == "__main__":
+    main()
