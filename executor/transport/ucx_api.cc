@@ -66,6 +66,9 @@ absl::StatusOr<void*> Open() {
 // The name of the first function that is missing, else null.
 const char* FindFunctions(void* handle, Api& api) {
   SymbolTable symbols{handle};
+  symbols.Find("ucp_config_read", api.ConfigRead);
+  symbols.Find("ucp_config_modify", api.ConfigModify);
+  symbols.Find("ucp_config_release", api.ConfigRelease);
   symbols.Find("ucp_init_version", api.InitVersion);
   symbols.Find("ucp_cleanup", api.Cleanup);
   symbols.Find("ucp_worker_create", api.WorkerCreate);

@@ -15,6 +15,7 @@
 
 namespace refit::ucx {
 
+using Config = struct OpaqueConfig*;
 using Context = struct OpaqueContext*;
 using Worker = struct OpaqueWorker*;
 using Endpoint = struct OpaqueEndpoint*;
@@ -116,8 +117,13 @@ struct Api {
   // All of these are there after Load.
   void (*GetVersion)(unsigned* major, unsigned* minor,
                      unsigned* release) = nullptr;
+  Status (*ConfigRead)(const char* prefix, const char* file,
+                       Config* config) = nullptr;
+  Status (*ConfigModify)(Config config, const char* name,
+                         const char* value) = nullptr;
+  void (*ConfigRelease)(Config config) = nullptr;
   Status (*InitVersion)(unsigned major, unsigned minor,
-                        const ContextParams* params, const void* config,
+                        const ContextParams* params, Config config,
                         Context* context) = nullptr;
   void (*Cleanup)(Context context) = nullptr;
   Status (*WorkerCreate)(Context context, const WorkerParams* params,

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "control/waiting.h"
@@ -25,8 +27,9 @@ constexpr std::chrono::microseconds kPollTime(20);
 // Progress calls between two looks at the clock.
 constexpr int kProgressMax = 1000;
 
-// Calls to let UCX end what was cancelled.
-constexpr int kProgressAfterCancel = 100;
+// How long messages that are given up have to end. An adapter may still read
+// into one; one whose peer is gone never ends, and nobody writes into it.
+constexpr std::chrono::seconds kEndTime(1);
 
 // A tag is the sender's rank and the number of the message between the two.
 constexpr int kSequenceBits = 44;
@@ -55,6 +58,33 @@ void WakeSignal::Clear() const {
   (void)!eventfd_read(fd(), &count);
 }
 
+// Who receives a large message has to read it. An address that a peer was given
+// to write to would be good after this rank has given the message up. UCX has
+// receivers read by default, but chooses by its estimates where there is RDMA.
+// TCP cannot read; its writes are done by the receiver's own thread.
+static const char* RendezvousScheme() {
+  std::error_code error;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband",
+                                                    error);
+  const bool has_rdma =
+      !error && devices != std::filesystem::directory_iterator();
+  return has_rdma ? "get_zcopy" : "auto";
+}
+
+static ucx::Status MakeContext(const ucx::Api& api,
+                               const ucx::ContextParams& params,
+                               ucx::Context* context) {
+  ucx::Config config = nullptr;
+  ucx::Status status = api.ConfigRead(nullptr, nullptr, &config);
+  if (status < ucx::kOk) return status;
+  status = api.ConfigModify(config, "RNDV_SCHEME", RendezvousScheme());
+  if (status >= ucx::kOk) {
+    status = api.InitVersion(1, 10, &params, config, context);
+  }
+  api.ConfigRelease(config);
+  return status;
+}
+
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
     const ucx::Api& api, const WakeSignal& wake, int32_t rank, size_t peers) {
   std::unique_ptr<UcxWorker> made(new UcxWorker(api, wake, rank));
@@ -63,8 +93,7 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
       ucx::ContextParams::kFeatures | ucx::ContextParams::kEstimatedEndpoints;
   params.features = ucx::kFeatureTag | ucx::kFeatureWakeup;
   params.estimated_endpoints = peers;
-  ucx::Status status =
-      api.InitVersion(1, 10, &params, nullptr, &made->context_);
+  ucx::Status status = MakeContext(api, params, &made->context_);
   if (status < ucx::kOk) return StatusOf(api, status, "ucp_init");
   ucx::WorkerParams worker_params;
   worker_params.field_mask = ucx::WorkerParams::kThreadMode;
@@ -80,13 +109,16 @@ UcxWorker::~UcxWorker() {
   // UCX has a warning for each message that is given up.
   const ucx::QuietLog quiet;
   const bool had_failed = has_failed_;
-  bool cancelled = false;
   for (const Pending& pending : pending_) {
     if (pending.done || pending.request == nullptr) continue;
     api_.RequestCancel(worker_, pending.request);
-    cancelled = true;
   }
-  for (int i = 0; cancelled && i < kProgressAfterCancel; ++i) {
+  const Deadline end = Clock::now() + kEndTime;
+  const auto is_receiving = [](const Pending& pending) {
+    return !pending.done && pending.request != nullptr && pending.receives;
+  };
+  while (std::any_of(pending_.begin(), pending_.end(), is_receiving) &&
+         Clock::now() < end) {
     api_.WorkerProgress(worker_);
   }
   // UCX ends the process when it destroys a worker with requests that it cannot
@@ -158,6 +190,7 @@ void UcxWorker::Post(const Operation& operation, Pending& pending) {
   param.user_data = &pending;
   Peer& peer = peers_.at(operation.peer);
   pending.peer = operation.peer;
+  pending.receives = operation.kind == fb::MessageKind::kRecv;
   ucx::StatusPointer posted = nullptr;
   if (operation.kind == fb::MessageKind::kSend) {
     param.callback.send = OnSent;

@@ -52,8 +52,8 @@ class UcxWorker {
   // `api` and `wake` must outlive it. `peers` is how many it will have.
   static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(
       const ucx::Api& api, const WakeSignal& wake, int32_t rank, size_t peers);
-  // Messages under way are given up. UCX cannot call back what a peer has begun
-  // to write into a receive by rendezvous (put).
+  // Messages under way are given up: nobody writes into this rank's memory
+  // after that. Peers may go on reading it.
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
@@ -80,6 +80,7 @@ class UcxWorker {
     UcxWorker* worker = nullptr;
     int32_t peer = -1;  // of a message
     void* request = nullptr;
+    bool receives = false;
     bool done = false;
     ucx::Status status = ucx::kInProgress;
     uint64_t received = 0;

@@ -1,9 +1,15 @@
 #include "refit/ucx_transport.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <future>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "executor/transport/ucx_worker.h"
 #include "tests/executor/plan_builder.h"
 #include "tests/executor/transport_conformance.h"
 #include "tests/executor/ucx_world.h"
@@ -118,6 +124,85 @@ TEST(UcxTransportTest, DifferentSizesAreNamed) {
                   (sent < 64 ? "60 bytes" : "more bytes"));
     EXPECT_FALSE(statuses[0].ok());
   }
+}
+
+// A rank that gives up a message, and one that hears of it late.
+class UcxGivenUpTest : public testing::TestWithParam<const char*> {
+ protected:
+  static constexpr size_t kBytes = 16 << 20;  // more than UCX buffers
+  static constexpr std::byte kSent{1};
+  static constexpr std::byte kOfNext{2};
+
+  // UCX reads the variable when it makes a context.
+  UcxGivenUpTest() { setenv("UCX_RNDV_SCHEME", GetParam(), 1); }
+  ~UcxGivenUpTest() override { unsetenv("UCX_RNDV_SCHEME"); }
+
+  std::unique_ptr<UcxWorker> MakeWorker(int32_t rank) {
+    return *UcxWorker::Create(api_, *wake_, rank, 1);
+  }
+  static absl::Status Send(UcxWorker& worker, std::vector<std::byte>& bytes,
+                           const Interruption& interruption) {
+    return Exchange(worker, fb::MessageKind::kSend, 1, bytes, interruption);
+  }
+  static absl::Status Receive(UcxWorker& worker, std::vector<std::byte>& bytes,
+                              const Interruption& interruption) {
+    return Exchange(worker, fb::MessageKind::kRecv, 0, bytes, interruption);
+  }
+
+  const ucx::Api api_ = *ucx::Load();
+  const std::unique_ptr<WakeSignal> wake_ = *WakeSignal::Create();
+
+ private:
+  static absl::Status Exchange(UcxWorker& worker, fb::MessageKind kind,
+                               int32_t peer, std::vector<std::byte>& bytes,
+                               const Interruption& interruption) {
+    const Operation operation = {.kind = kind,
+                                 .peer = peer,
+                                 .data = bytes.data(),
+                                 .size_bytes = bytes.size()};
+    return worker
+        .Exchange({&operation, 1}, Clock::now() + seconds(60), interruption)
+        .status;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Schemes, UcxGivenUpTest,
+                         testing::Values("auto", "put_zcopy", "put_ppln"));
+
+TEST_P(UcxGivenUpTest, NobodyWritesWhereAMessageWasToGo) {
+  auto sender = MakeWorker(0);
+  auto receiver = MakeWorker(1);
+  ASSERT_TRUE(sender->AddPeer(1, *receiver->Address()).ok());
+  ASSERT_TRUE(receiver->AddPeer(0, *sender->Address()).ok());
+  std::vector<std::byte> sent(kBytes, kSent), received(kBytes), touched(1);
+  std::promise<void> offered, given_up;
+  std::atomic<bool> has_stood = false, is_over = false;
+  // As a process that is stopped when it has offered its message, and goes on
+  // when that is given up.
+  std::thread sending([&] {
+    ASSERT_TRUE(Send(*sender, touched, [] { return absl::OkStatus(); }).ok());
+    (void)Send(*sender, sent, [&] {
+      if (!has_stood.exchange(true)) {
+        offered.set_value();
+        given_up.get_future().wait();
+      }
+      return is_over ? absl::CancelledError("over") : absl::OkStatus();
+    });
+  });
+  ASSERT_TRUE(
+      Receive(*receiver, touched, [] { return absl::OkStatus(); }).ok());
+  offered.get_future().wait();
+  (void)Receive(*receiver, received,
+                [] { return absl::CancelledError("gone"); });
+  receiver.reset();
+  std::fill(received.begin(), received.end(), kOfNext);
+  given_up.set_value();
+  // Time enough for the whole message.
+  std::this_thread::sleep_for(milliseconds(300));
+  is_over = true;
+  wake_->Set();
+  sending.join();
+  EXPECT_EQ(std::count(received.begin(), received.end(), kOfNext), kBytes);
 }
 
 // Plans of every kind, on ranks that can reach nothing of each other's memory.
