@@ -21,6 +21,7 @@
 #include "compiler/compile.h"
 #include "compiler/model/model.h"
 #include "compiler/model/rules/expression.h"
+#include "compiler/model/rules/role_words.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
 #include "tests/compiler/layout_testing.h"

@@ -132,7 +132,8 @@ void ChangeRules(const JsonValue::Object& changes, JsonValue::Object& rules) {
     if (change.value.IsNull()) {
       rules.erase(found);
     } else if (object != nullptr && of_change != nullptr) {
-      (change.key == kTowerKey ? ChangeRules : ChangeObject)(*of_change, *object);
+      (change.key == kTowerKey ? ChangeRules : ChangeObject)(*of_change,
+                                                             *object);
     } else if (params != nullptr && change.key == "params" &&
                change.value.AsArray() != nullptr) {
       ChangeParams(*change.value.AsArray(), *params);

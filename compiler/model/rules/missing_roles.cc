@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/model/family.h"
 #include "compiler/model/model.h"
+#include "compiler/model/rules/role_words.h"
 #include "compiler/model/rules/rules.h"
 
 namespace refit {

@@ -47,11 +47,6 @@ void BuildByRules(const std::string& path, const Place& asked,
 void BuildByRules(const BuiltInRules& rules, ConfigReader& config,
                   Model& model);
 
-// The words for roles that a file may use, in the order of the docs.
-std::vector<std::string_view> RoleWords();
-// The word for a role; "" if no file may use it.
-std::string_view RoleWord(ParamRole role);
-
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_MODEL_RULES_RULES_H_

@@ -1,0 +1,196 @@
+// Reads a file of rules. One file of this folder for each of its parts.
+#ifndef REFIT_COMPILER_MODEL_RULES_READER_H_
+#define REFIT_COMPILER_MODEL_RULES_READER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "absl/types/span.h"
+#include "compiler/job/json.h"
+#include "compiler/job/object_reader.h"
+#include "compiler/model/config.h"
+#include "compiler/model/model.h"
+#include "compiler/model/rules/check_roles.h"
+#include "compiler/model/rules/expression.h"
+#include "compiler/model/rules/rules.h"
+
+namespace refit {
+
+inline constexpr int64_t kExtentMax = (int64_t{1} << 31) - 1;
+inline constexpr int64_t kCountMax = 100'000;
+inline constexpr std::string_view kTower = "tower";
+
+// "; wanted" with the words, or the one that is meant.
+std::string Hint(std::string_view word,
+                 const std::vector<std::string_view>& words);
+
+template <typename Sizes>
+struct KnownSize;
+template <typename T>
+struct TraitWord;
+
+// Of a vision tower, whose layers the model's do not count.
+struct TowerSizes {
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+};
+
+// Reads the file into the model, in the order of its parts: each uses those
+// before. The rules of a tower are read by a reader of their own.
+class RulesReader {
+ public:
+  // `config` is what the whole file says, of which the language model's keys
+  // are a part where there is a tower.
+  RulesReader(const ValueReader& values, const JsonValue& root,
+              bool is_compiled_in, ConfigReader& config, ConfigReader& whole,
+              Model& model)
+      : values_(values),
+        reader_(values, root, ""),
+        config_(config),
+        whole_(whole),
+        scope_({.config = config.members(), .sizes = {}}),
+        model_(model),
+        is_compiled_in_(is_compiled_in) {
+    if (&config != &whole) scope_.beside = &whole.members();
+  }
+
+  void Read();
+
+ private:
+  // Of the tower of the model that `text` reads.
+  RulesReader(const JsonValue& tower, ConfigReader& vision,
+              const RulesReader& text)
+      : values_(text.values_),
+        reader_(text.values_, tower, std::string(kTower)),
+        config_(vision),
+        whole_(vision),
+        scope_({.config = vision.members(), .sizes = {}}),
+        model_(text.model_),
+        is_compiled_in_(text.is_compiled_in_),
+        is_tower_(true),
+        dtype_(text.dtype_) {
+    for (const auto& [name, value] : text.scope_.sizes) {
+      scope_.sizes.emplace_back(absl::StrFormat("text_%s", name), value);
+    }
+  }
+
+  void ReadModelType();
+  // What is known of keys of the config beside sizes: defaults, the only value
+  // of some, and pairs that say one thing.
+  void ReadKeys();
+  void ReadSizes();
+  // Whether the head is the embedding. Where there is a tower, frameworks take
+  // the key beside the language model's.
+  bool ReadTied(absl::Span<const JsonMember> sizes, const Place& place);
+  // Sizes of the file that no layout reads, behind those that one does.
+  void ReadOwnSizes(absl::Span<const JsonMember> members);
+  // The part of the model that reads images, before the language model.
+  void ReadTower();
+  void ReadAsTower();
+  void ReadTowerSizes(absl::Span<const JsonMember> members);
+  // The value of a size that layouts read, which all others may name.
+  template <typename Sizes>
+  int64_t ReadKnownSize(const KnownSize<Sizes>& size,
+                        absl::Span<const JsonMember> members,
+                        const Place& place);
+  // Of a part; nullopt: the model lacks it.
+  template <typename Sizes, size_t N>
+  std::optional<Sizes> ReadPart(const KnownSize<Sizes> (&sizes)[N],
+                                absl::Span<const JsonMember> members,
+                                const Place& place);
+  // Configs of which the file says that frameworks would differ.
+  void ReadRefusals();
+  void ReadLayerSets();
+  std::vector<int32_t> LayerSet(const JsonValue& value,
+                                const std::string& path);
+  // A word of each layer: of a list, or the letters of one string.
+  std::vector<std::string> WordsOfLayers(std::string_view key);
+  // Reports a list of the config that has not `word` for these layers alone.
+  void CheckLayersAlike(const JsonMember& list, const std::string& path,
+                        const std::vector<int32_t>& layers,
+                        const std::string& by);
+  // The same of a list of layers' numbers.
+  void CheckNumbersAlike(const JsonMember& list,
+                         const std::vector<int32_t>& layers,
+                         const std::string& by);
+  void ReadParams();
+  // What is known of the layers that predict more tokens.
+  void ReadMtpLayers();
+  void ReadParam(const JsonValue& value, const std::string& path);
+  // Reports a role of a kind of layer that the model's sizes do not have.
+  void CheckKindOf(ParamRole role, const JsonValue& value,
+                   const std::string& path);
+  void ReadTraits();
+  void ReadVllm(const JsonValue& value);
+  void ReadSglang(const JsonValue& value);
+
+  void CheckFusion(const Fusion& fusion, const JsonValue& value,
+                   const std::string& path);
+
+  // The members of an object, which the file may lack.
+  absl::Span<const JsonMember> Members(std::string_view key) {
+    const JsonValue* value = reader_.Find(key);
+    if (value == nullptr || !values_.IsObject(*value, key)) return {};
+    return *value->AsObject();
+  }
+  // Reports the key of the config that gives an expression no value, or one out
+  // of range, if the file is compiled in: else the file may be wrong. Returns
+  // whether the mistake is reported, be it long before.
+  bool ReportConfig(std::string_view expression, const absl::Status& status,
+                    IntegerRange range);
+
+  // The value of an expression in the range; nullopt after a report.
+  std::optional<int64_t> Number(const JsonValue& value, const std::string& path,
+                                IntegerRange range);
+  Renames ReadNames(ObjectReader& traits);
+  absl::Span<const Fusion> ReadFused(ObjectReader& traits);
+  template <typename T, size_t N>
+  void ReadWord(ObjectReader& traits, std::string_view key,
+                const TraitWord<T> (&words)[N], T& target);
+  void ReadFlag(ObjectReader& traits, std::string_view key, bool& target);
+  std::string_view Keep(std::string text) {
+    own_->texts.push_back({std::move(text)});
+    return own_->texts.back().front();
+  }
+  Architecture& architecture() { return model_.architecture; }
+  int64_t layers() const {
+    return is_tower_ ? tower_.layers : model_.architecture.layers;
+  }
+  int64_t all_layers() const {
+    return is_tower_ ? tower_.layers : model_.architecture.all_layers();
+  }
+  Diagnostics& diagnostics() { return values_.diagnostics(); }
+
+  const ValueReader& values_;
+  ObjectReader reader_;
+  ConfigReader& config_;
+  ConfigReader& whole_;
+  ExpressionScope scope_;
+  Model& model_;
+  const bool is_compiled_in_;
+  const bool is_tower_ = false;
+  TowerSizes tower_;                   // of a tower
+  DType dtype_ = DType::kUnspecified;  // of the config
+  bool has_sizes_ = false;             // and layers, all of them
+  int64_t mtp_layers_ = 0;             // also if the job leaves them out
+  std::set<std::string> reported_;     // keys of the config
+  std::shared_ptr<OwnFamily> own_ = std::make_shared<OwnFamily>();
+  std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
+  std::vector<Rule> rules_;         // of each param
+  std::vector<std::string> names_;  // in the file, also of absent params
+  std::string head_;                // the name of a tied one
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_MODEL_RULES_READER_H_
