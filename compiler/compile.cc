@@ -19,6 +19,7 @@
 #include "compiler/layout/block_scales.h"
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/rounds.h"
 #include "compiler/simulated_seconds.h"
 #include "plan/plan_file.h"
 #include "plan/proof/proof.h"
@@ -108,27 +109,25 @@ struct MostPeers {
   size_t count = 0;
 };
 
-MostPeers FindMostPeers(const Module& module) {
+MostPeers FindMostPeers(Module& module) {
   std::vector<std::set<size_t>> peers(static_cast<size_t>(module.world_size()));
   const auto add = [&](Rank a, Rank b) {
     peers[IndexOf(a)].insert(IndexOf(b));
     peers[IndexOf(b)].insert(IndexOf(a));
   };
-  for (size_t i = 0; i < module.messages.size(); ++i) {
-    const Message& message = module.messages[i];
-    if (module.RouteBetween(message.source, message.destination) !=
-        Route::kNetwork) {
+  for (Message& message : module.messages) {
+    if (message.is_sent_with_other() ||
+        module.RouteBetween(message.source, message.destination) !=
+            Route::kNetwork) {
       continue;
     }
-    add(module.SentBy(i), message.destination);
+    Rank sender = message.source;
+    ForEachSentWith(module, message, [&](const Message& received) {
+      add(sender, received.destination);
+      sender = received.destination;
+    });
     // A broadcast goes round a ring.
-    if (message.broadcast.others > 0) {
-      add(message.source,
-          module
-              .messages[i + static_cast<size_t>(message.broadcast.others) *
-                                static_cast<size_t>(message.broadcast.stride)]
-              .destination);
-    }
+    add(sender, message.source);
   }
   const auto most = std::max_element(
       peers.begin(), peers.end(),
@@ -297,12 +296,11 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   WarnOfMessages(job, module, draft.doubts);
   draft.shown = shown.str();
   if (limits.network_peers > 0) draft.most_peers = FindMostPeers(module);
-  const bool joins_hosts = limits.relays && module.JoinsHosts();
+  draft.joins_hosts = limits.relays && module.JoinsHosts();
   draft.topology = std::move(module.topology);
   draft.stats = std::move(module.stats);
   draft.messages = module.messages.size();
   draft.has_deltas = module.delta.has_value();
-  draft.joins_hosts = joins_hosts;
   draft.relays_directly = std::any_of(
       module.messages.begin(), module.messages.end(), [&](const Message& of) {
         return of.mechanism == Mechanism::kDirect && module.IsRelay(of.source);

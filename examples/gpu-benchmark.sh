@@ -14,12 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 gpus=${1:-4}
 bin=${2:-build/release/bin}
-for program in refitc refit-bench; do
-  if [ ! -x "$bin/$program" ]; then
-    echo "gpu-benchmark.sh: no $program in $bin; build first: cmake --preset release && cmake --build --preset release --target refit_tools" >&2
-    exit 2
-  fi
-done
+. examples/find-programs.sh "$bin" refitc refit-bench
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

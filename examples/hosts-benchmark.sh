@@ -17,12 +17,7 @@ cd "$(dirname "$0")/.."
 engines=${1:-3}
 model=${2:-qwen3-0.6b}
 bin=${3:-build/release/bin}
-for program in refitc refit-bench; do
-  if [ ! -x "$bin/$program" ]; then
-    echo "hosts-benchmark.sh: no $program in $bin; build first: cmake --preset release && cmake --build --preset release --target refit_tools" >&2
-    exit 2
-  fi
-done
+. examples/find-programs.sh "$bin" refitc refit-bench
 gpus=$(nvidia-smi -L | wc -l)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

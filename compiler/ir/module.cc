@@ -150,7 +150,7 @@ bool Module::JoinsHosts() const {
   return topology.fabric.has_value() && limits.joins_hosts &&
          topology.fabric->hosts_per_nvlink_domain > 1 && !limits.by_rails &&
          !topology.colocated &&
-         RoomOfHeldRound(limits) >=
+         static_cast<double>(RoomOfHeldRound(limits)) >=
              2 * topology.network_bytes_per_second * kStagedRoundSeconds;
 }
 

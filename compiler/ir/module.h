@@ -484,9 +484,8 @@ constexpr StagedRound StagedRoundOf(Route route) {
 
 // Bytes of staging that a rank has for a round of a plan in which hosts pass on
 // to hosts: those that use it in turn are more by kHeldRounds than of others.
-inline double RoomOfHeldRound(const Limits& limits) {
-  return static_cast<double>(limits.staging_bytes) /
-         (limits.slots + kHeldRounds);
+inline int64_t RoomOfHeldRound(const Limits& limits) {
+  return limits.staging_bytes / (limits.slots + kHeldRounds);
 }
 
 // What joins hosts, where the job says more of it than its speed.

@@ -7,9 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/passes/packer.h"
 #include "compiler/passes/trees.h"
-#include "plan/plan_file.h"
 
 namespace refit {
 namespace {
@@ -198,27 +196,16 @@ class Broadcaster {
       }
     }
     std::vector<int64_t> sizes;
-    for (const RankBytes& range : ranges) {
-      sizes.push_back(AlignStaging(range.bytes));
-    }
-    const auto count = static_cast<int64_t>(ranges.size());
-    Packer packer(std::move(sizes),
-                  of.share->bytes / count / Packer::kUnevenPart,
-                  of.share->pieces.size());
+    for (const RankBytes& range : ranges) sizes.push_back(range.bytes);
     for (const PieceId id : of.share->pieces) {
-      const Piece& piece = module_.piece(id);
-      packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
       for (const Members& members : of.key->hosts) routed_.Feed(id, members);
       routed_.Feed(id, of.key->near);
     }
-    const std::vector<Bucket> buckets = packer.Take();
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      // What rounding leaves over goes with the last range.
-      const Rank sender = ranges[std::min(i, ranges.size() - 1)].rank;
-      for (const Packed& packed : buckets[i].contents) {
-        Add(of, packed, sender, i, entries.at(sender));
-      }
-    }
+    routed_.Cut(of.share->pieces, std::move(sizes),
+                [&](const Packed& packed, size_t range) {
+                  const Rank sender = ranges[range].rank;
+                  Add(of, packed, sender, range, entries.at(sender));
+                });
   }
 
   void Add(const ShareOfFlow& of, const Packed& packed, Rank sender,

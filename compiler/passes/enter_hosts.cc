@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "compiler/passes/packer.h"
 #include "compiler/passes/trees.h"
-#include "plan/plan_file.h"
 
 namespace refit {
 namespace {
@@ -226,29 +224,17 @@ void Entrance::AddParts(const Members& members, const Share& share,
                         absl::Span<const std::pair<Rank, RankBytes>> ranges) {
   std::vector<int64_t> sizes;
   sizes.reserve(ranges.size());
-  for (const auto& [source, entry] : ranges) {
-    sizes.push_back(AlignStaging(entry.bytes));
-  }
-  Packer packer(std::move(sizes),
-                share.bytes / std::ssize(ranges) / Packer::kUnevenPart,
-                share.pieces.size());
-  for (const PieceId id : share.pieces) {
-    const Piece& piece = module_.piece(id);
-    packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
-    routed_.Feed(id, members);
-  }
-  const std::vector<Bucket> buckets = packer.Take();
-  for (size_t i = 0; i < buckets.size(); ++i) {
-    // What rounding leaves over goes with the last range.
-    const auto& [source, entry] = ranges[std::min(i, ranges.size() - 1)];
-    std::vector<Relay> relays;
-    AddOthers(members, entry.rank, relays);
-    for (const Packed& packed : buckets[i].contents) {
-      routed_.Add(packed.piece, packed.box, entry.rank, relays, {&source, 1})
-          .root_keeps =
-          std::binary_search(members.begin(), members.end(), entry.rank);
-    }
-  }
+  for (const auto& [source, entry] : ranges) sizes.push_back(entry.bytes);
+  for (const PieceId id : share.pieces) routed_.Feed(id, members);
+  routed_.Cut(share.pieces, std::move(sizes),
+              [&](const Packed& packed, size_t range) {
+                const Rank source = ranges[range].first;
+                const Rank entry = ranges[range].second.rank;
+                std::vector<Relay> relays;
+                AddOthers(members, entry, relays);
+                routed_.Add(packed.piece, packed.box, entry, std::move(relays),
+                            {&source, 1});
+              });
 }
 
 // What stands first enters first. Where one entry ends, and the next begins,

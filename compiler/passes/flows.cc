@@ -57,7 +57,7 @@ bool MayPassOn(const Module& module, const Piece& piece,
   // A rank sends and receives a message, passes it on, and is passed as many.
   if (2 * ranks > limits.operations_per_round) return false;
   const Topology& topology = module.topology;
-  const double room = RoomOfHeldRound(limits);
+  const auto room = static_cast<double>(RoomOfHeldRound(limits));
   const bool has_source =
       std::any_of(piece.sources.begin(), piece.sources.end(), [&](Rank source) {
         return module.SiteOf(source) == module.SiteOf(members.front());

@@ -722,20 +722,17 @@ void MessageBuilder::BuildFlow(int32_t wave, const Stream& stream,
   for (const Rank other : stream.others) {
     if (holds) SendHeld(wave, other, stream, packed);
   }
-  const auto is_between_hosts = [&](const Relay& relay) {
-    return !StaysInside(module_, stream.relays, relay);
-  };
   if (stream.broadcasts) {
     size_t hosts = 0;
     for (const Relay& relay : stream.relays) {
-      if (!is_between_hosts(relay)) continue;
+      if (StaysInside(module_, stream.relays, relay)) continue;
       SendOn(relay, packed, relayed);
       ++hosts;
     }
     Broadcast(hosts, packed.contents.size());
   }
   for (const Relay& relay : stream.relays) {
-    if (is_between_hosts(relay)) {
+    if (!StaysInside(module_, stream.relays, relay)) {
       if (!stream.broadcasts) SendOn(relay, packed, relayed);
       if (holds) SendHeld(wave, relay.receiver, stream, packed);
     } else if (!holds) {

@@ -7,7 +7,6 @@
 #include "compiler/passes/broadcast_flows.h"
 #include "compiler/passes/enter_hosts.h"
 #include "compiler/passes/flows.h"
-#include "compiler/passes/packer.h"
 #include "compiler/passes/passes.h"
 #include "compiler/passes/routed_pieces.h"
 #include "compiler/passes/trees.h"
@@ -37,18 +36,11 @@ int64_t RangeBytesMin(const Module& module) {
       kFlowMessageBytesMin);
 }
 
-// Staging of one round of a plan in which hosts pass on to hosts: those that
-// use it in turn are more by kHeldRounds than those of other plans.
-int64_t TreeRoundBytes(const Limits& limits) {
-  return limits.staging_bytes / (limits.slots + kHeldRounds) /
-         kStagingAlignmentBytes * kStagingAlignmentBytes;
-}
-
-// Whether it has room for messages that are worth their start, a rank's own and
-// one that it is sent.
+// Whether staging has room for messages that are worth their start where hosts
+// pass on to hosts: a rank's own, and one that it is sent.
 bool StagingHasRoom(const Module& module) {
   return std::min(module.limits.bucket_bytes,
-                  TreeRoundBytes(module.limits) / 2) >= RangeBytesMin(module);
+                  RoomOfHeldRound(module.limits) / 2) >= RangeBytesMin(module);
 }
 
 // A share that hosts may pass on to each other.
@@ -292,25 +284,18 @@ void CutIntoRanges(const Module& module, const FlowKey& key, const Flow& flow,
   const std::vector<FlowRange> ranges = RangesOf(
       key, sources.size(),
       static_cast<size_t>(std::max<int64_t>(bytes / RangeBytesMin(module), 1)));
-  const int64_t even = bytes / std::ssize(ranges);
-  Packer packer(even + even / Packer::kUnevenPart + 1, Packer::kUnevenPart,
-                pieces.size());
   for (const PieceId id : pieces) {
-    const Piece& piece = module.piece(id);
-    packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
     for (const Members& members : key.hosts) routed.Feed(id, members);
     routed.Feed(id, key.near);
   }
-  const std::vector<Bucket> buckets = packer.Take();
-  for (size_t i = 0; i < buckets.size(); ++i) {
-    // What rounding leaves over goes with the last range.
-    const FlowRange& range = ranges[std::min(i, ranges.size() - 1)];
-    for (const Packed& packed : buckets[i].contents) {
-      for (const Tree& tree : range.trees) {
-        routed.AddTree(packed.piece, packed.box, tree.root, tree.edges);
-      }
-    }
-  }
+  const int64_t even = bytes / std::ssize(ranges);
+  routed.Cut(pieces, std::vector<int64_t>(ranges.size(), even),
+             [&](const Packed& packed, size_t range) {
+               for (const Tree& tree : ranges[range].trees) {
+                 routed.AddTree(packed.piece, packed.box, tree.root,
+                                tree.edges);
+               }
+             });
 }
 
 }  // namespace

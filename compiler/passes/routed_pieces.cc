@@ -1,14 +1,18 @@
 #include "compiler/passes/routed_pieces.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
+
+#include "compiler/passes/packer.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 
-Piece& RoutedPieces::Add(PieceId id, const Box& box, Rank root,
-                         std::vector<Relay> relays,
-                         absl::Span<const Rank> sources) {
-  return AddPart(id, box, {&root, 1}, std::move(relays), sources);
+void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
+                       std::vector<Relay> relays,
+                       absl::Span<const Rank> sources) {
+  AddPart(id, box, {&root, 1}, std::move(relays), sources);
 }
 
 void RoutedPieces::AddBroadcast(PieceId id, const Box& box,
@@ -54,6 +58,28 @@ void RoutedPieces::AddRelayed(PieceId id, const Box& box, Rank first,
   part.destinations = std::vector<Rank>{first};
   part.relays = std::move(relays);
   ++count_;
+}
+
+void RoutedPieces::Cut(
+    absl::Span<const PieceId> pieces, std::vector<int64_t> ranges,
+    const std::function<void(const Packed&, size_t range)>& add) const {
+  const int64_t bytes =
+      std::accumulate(ranges.begin(), ranges.end(), int64_t{0});
+  for (int64_t& range : ranges) range = AlignStaging(range);
+  const size_t last = ranges.size() - 1;
+  Packer packer(std::move(ranges),
+                bytes / static_cast<int64_t>(last + 1) / Packer::kUnevenPart,
+                pieces.size());
+  for (const PieceId id : pieces) {
+    const Piece& piece = module_.piece(id);
+    packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
+  }
+  const std::vector<Bucket> buckets = packer.Take();
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    for (const Packed& packed : buckets[i].contents) {
+      add(packed, std::min(i, last));
+    }
+  }
 }
 
 void RoutedPieces::Finish() {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -22,10 +23,9 @@ class RoutedPieces {
         fed_(module.pieces.size()) {}
 
   // `box` of a piece goes to `root` and from there along `relays`, which ends
-  // with this call. Without `sources`: from any that holds the piece. What it
-  // returns may be changed until the next call.
-  Piece& Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
-             absl::Span<const Rank> sources = {});
+  // with this call. Without `sources`: from any that holds the piece.
+  void Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
+           absl::Span<const Rank> sources = {});
 
   // The same along a tree that leads from host to host.
   void AddTree(PieceId id, const Box& box, Rank root,
@@ -43,6 +43,12 @@ class RoutedPieces {
   // `box` of a piece goes to `first`, which passes it on along `relays`.
   void AddRelayed(PieceId id, const Box& box, Rank first,
                   std::vector<Relay> relays);
+
+  // Cuts pieces into ranges of so many bytes, in their order. `add` gets each
+  // box, and the number of its range: the last one has what rounding leaves
+  // over, too.
+  void Cut(absl::Span<const PieceId> pieces, std::vector<int64_t> ranges,
+           const std::function<void(const Packed&, size_t range)>& add) const;
 
   // Parts of the piece feed these receivers.
   void Feed(PieceId id, absl::Span<const Rank> receivers) {

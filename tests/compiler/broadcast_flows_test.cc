@@ -10,76 +10,16 @@
 #include <set>
 #include <vector>
 
-#include "compiler/passes/passes.h"
+#include "tests/compiler/flows_testing.h"
 
 namespace refit {
 namespace {
 
-constexpr int64_t kRows = 1 << 20;
-constexpr int64_t kColumns = 1024;
-constexpr int64_t kBytes = kRows * kColumns * 2;
-
-struct Shape {
-  int32_t sources = 1;  // of host 0, in equal blocks of rows
-  int32_t near = 0;     // destinations of host 0
-  int32_t hosts = 2;    // others
-  int32_t members = 1;  // of each of them
-  // Every second destination of a host wants the first half of the columns
-  // alone, the others the second.
-  bool halves = false;
-};
-
-Module ModuleOf(const Shape& shape) {
-  Module module;
-  module.limits = {.bucket_bytes = int64_t{256} << 20,
-                   .staging_bytes = int64_t{1} << 30,
-                   .relays = true,
-                   .broadcasts = true,
-                   .shape = {}};
-  module.topology.peer_bytes_per_second = 370e9;
-  module.topology.network_bytes_per_second = 50e9;
-  module.topology.host.assign(static_cast<size_t>(shape.sources + shape.near),
-                              0);
-  for (int32_t host = 1; host <= shape.hosts; ++host) {
-    module.topology.host.insert(module.topology.host.end(),
-                                static_cast<size_t>(shape.members), host);
-  }
-  module.source.ranks.resize(static_cast<size_t>(shape.sources));
-  module.destination.ranks.resize(
-      static_cast<size_t>(shape.near + shape.hosts * shape.members));
-  module.params.push_back({.name = "w",
-                           .index = {},
-                           .shape = {kRows, kColumns},
-                           .dtype = DType::kBf16});
-  const int64_t parts = shape.halves ? 2 : 1;
-  for (int64_t part = 0; part < parts; ++part) {
-    std::vector<Rank> destinations;
-    for (int32_t rank = shape.sources; rank < module.world_size(); ++rank) {
-      if (rank % parts == part) destinations.push_back(Rank{rank});
-    }
-    for (int32_t source = 0; source < shape.sources; ++source) {
-      const Box box = {
-          .lo = {kRows * source / shape.sources, kColumns * part / parts},
-          .hi = {kRows * (source + 1) / shape.sources,
-                 kColumns * (part + 1) / parts}};
-      module.pieces.push_back({.param = ParamId{0},
-                               .box = box,
-                               .destination_box = box,
-                               .sources = {Rank{source}},
-                               .sources_of_other_waves = {},
-                               .destinations = destinations,
-                               .relays = {},
-                               .wire_dtype = DType::kBf16,
-                               .destination_dtype = DType::kBf16});
-    }
-  }
-  const Job job;
-  const Model model;
-  Diagnostics diagnostics;
-  EXPECT_TRUE(
-      RouteFlows({.job = job, .model = model, .diagnostics = diagnostics},
-                 module)
-          .ok());
+// What broadcasts may carry goes by them.
+Module BroadcastModule(const FlowShape& shape) {
+  Module module = ModuleOf(shape);
+  module.limits.broadcasts = true;
+  RouteModule(module);
   return module;
 }
 
@@ -128,14 +68,14 @@ TEST(BroadcastFlowsTest,
     const auto draw = [&](int32_t most) {
       return static_cast<int32_t>(1 + random() % static_cast<uint32_t>(most));
     };
-    const Shape shape = {.sources = draw(8),
-                         .near = draw(8) - 1,
-                         .hosts = 1 + draw(20),
-                         .members = draw(8)};
+    const FlowShape shape = {.sources = draw(8),
+                             .near = draw(8) - 1,
+                             .hosts = 1 + draw(20),
+                             .members = draw(8)};
     SCOPED_TRACE(testing::Message()
                  << shape.sources << " sources, " << shape.near << " near, "
                  << shape.hosts << " hosts of " << shape.members);
-    const Module module = ModuleOf(shape);
+    const Module module = BroadcastModule(shape);
     if (std::none_of(module.pieces.begin(), module.pieces.end(),
                      [](const Piece& piece) { return piece.broadcasts; })) {
       continue;
@@ -171,7 +111,7 @@ TEST(BroadcastFlowsTest,
 // The rank of a host that a source broadcasts to may not want it.
 TEST(BroadcastFlowsTest, RanksReceiveForOthersOfTheirHost) {
   const Module module =
-      ModuleOf({.sources = 8, .hosts = 6, .members = 8, .halves = true});
+      BroadcastModule({.sources = 8, .hosts = 6, .members = 8, .halves = true});
   const Traffic traffic = TrafficOf(module);
   ASSERT_EQ(traffic.to.size(), 8u);
   for (const auto& [root, sets] : traffic.to) EXPECT_EQ(sets.size(), 1u);
@@ -182,8 +122,8 @@ TEST(BroadcastFlowsTest, RanksReceiveForOthersOfTheirHost) {
 
 // A rank that keeps nothing of what it receives deals it out in one round.
 TEST(BroadcastFlowsTest, RanksReceiveForAsManyAsARoundHasOperationsFor) {
-  const Module module =
-      ModuleOf({.sources = 1, .hosts = 3, .members = 66, .halves = true});
+  const Module module = BroadcastModule(
+      {.sources = 1, .hosts = 3, .members = 66, .halves = true});
   for (const Piece& piece : module.pieces) {
     EXPECT_TRUE(!piece.broadcasts || piece.root_keeps);
   }
@@ -191,7 +131,8 @@ TEST(BroadcastFlowsTest, RanksReceiveForAsManyAsARoundHasOperationsFor) {
 
 // Each would need a communicator for every source.
 TEST(BroadcastFlowsTest, ManySourcesOfFewRanksGoAlongTrees) {
-  const Module module = ModuleOf({.sources = 8, .hosts = 12, .members = 2});
+  const Module module =
+      BroadcastModule({.sources = 8, .hosts = 12, .members = 2});
   for (const Piece& piece : module.pieces) EXPECT_FALSE(piece.broadcasts);
   EXPECT_TRUE(module.stats.routes_between_hosts());
 }

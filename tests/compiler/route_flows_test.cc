@@ -9,65 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "compiler/passes/passes.h"
+#include "tests/compiler/flows_testing.h"
 
 namespace refit {
 namespace {
-
-constexpr int64_t kRows = 1 << 20;
-constexpr int64_t kColumns = 1024;
-constexpr int64_t kBytes = kRows * kColumns * 2;
-
-// One param, which sources of host 0 hold in equal blocks of rows and all
-// destinations want: `near` of host 0, and `members` of each of `hosts` others.
-Module ModuleOf(int32_t sources, int32_t near, int32_t hosts, int32_t members) {
-  Module module;
-  module.limits = {.bucket_bytes = int64_t{256} << 20,
-                   .staging_bytes = int64_t{1} << 30,
-                   .relays = true,
-                   .shape = {}};
-  module.topology.peer_bytes_per_second = 370e9;
-  module.topology.network_bytes_per_second = 50e9;
-  module.topology.host.assign(static_cast<size_t>(sources + near), 0);
-  for (int32_t host = 1; host <= hosts; ++host) {
-    module.topology.host.insert(module.topology.host.end(),
-                                static_cast<size_t>(members), host);
-  }
-  module.source.ranks.resize(static_cast<size_t>(sources));
-  module.destination.ranks.resize(static_cast<size_t>(near + hosts * members));
-  module.params.push_back({.name = "w",
-                           .index = {},
-                           .shape = {kRows, kColumns},
-                           .dtype = DType::kBf16});
-  std::vector<Rank> destinations;
-  for (int32_t rank = sources; rank < module.world_size(); ++rank) {
-    destinations.push_back(Rank{rank});
-  }
-  for (int32_t source = 0; source < sources; ++source) {
-    const Box box = {.lo = {kRows * source / sources, 0},
-                     .hi = {kRows * (source + 1) / sources, kColumns}};
-    module.pieces.push_back({.param = ParamId{0},
-                             .box = box,
-                             .destination_box = box,
-                             .sources = {Rank{source}},
-                             .sources_of_other_waves = {},
-                             .destinations = destinations,
-                             .relays = {},
-                             .wire_dtype = DType::kBf16,
-                             .destination_dtype = DType::kBf16});
-  }
-  return module;
-}
-
-void RouteModule(Module& module) {
-  const Job job;
-  const Model model;
-  Diagnostics diagnostics;
-  EXPECT_TRUE(
-      RouteFlows({.job = job, .model = model, .diagnostics = diagnostics},
-                 module)
-          .ok());
-}
 
 // What each rank does, in bytes; the sources feed the destinations of pieces.
 struct Traffic {
@@ -116,7 +61,8 @@ TEST(RouteFlowsTest, TreesReachAllAndNobodySendsMoreThanItsShare) {
     SCOPED_TRACE(testing::Message()
                  << sources << " sources, " << near << " near, " << hosts
                  << " hosts of " << members);
-    Module module = ModuleOf(sources, near, hosts, members);
+    Module module = ModuleOf(
+        {.sources = sources, .near = near, .hosts = hosts, .members = members});
     RouteModule(module);
     if (!module.stats.routes_between_hosts()) continue;
     const Traffic traffic = TrafficOf(module);
@@ -174,8 +120,7 @@ DomainTraffic DomainTrafficOf(const Module& module) {
 // Eight sources on host 0, and two engines on each of four: NVLink joins hosts
 // 0 and 1, 2 and 3. So many sources feed hosts without trees.
 Module ModuleOfDomains(int64_t staging_bytes) {
-  Module module = ModuleOf(/*sources=*/8, /*near=*/2, /*hosts=*/3,
-                           /*members=*/2);
+  Module module = ModuleOf({.sources = 8, .near = 2, .hosts = 3, .members = 2});
   module.limits.staging_bytes = staging_bytes;
   module.limits.bucket_bytes = staging_bytes / 4;
   module.topology.fabric = Fabric{.machine = "", .hosts_per_nvlink_domain = 2};
@@ -202,7 +147,7 @@ TEST(RouteFlowsTest, AHostOfADomainIsSentItAllIfStagingHasNoRoom) {
 }
 
 TEST(RouteFlowsTest, AHostPassesOnInOneOfTheTrees) {
-  Module module = ModuleOf(1, 0, 15, 1);
+  Module module = ModuleOf({.hosts = 15});
   RouteModule(module);
   ASSERT_TRUE(module.stats.routes_flows);
   // By the root of a tree: who sends between hosts.
@@ -223,7 +168,7 @@ TEST(RouteFlowsTest, AHostPassesOnInOneOfTheTrees) {
 
 TEST(RouteFlowsTest, SourcesThatAreNotTheLimitFeedAllThemselves) {
   // Eight of them have as many NICs as eight hosts of one rank.
-  Module module = ModuleOf(8, 0, 8, 1);
+  Module module = ModuleOf({.sources = 8, .hosts = 8});
   RouteModule(module);
   EXPECT_FALSE(module.stats.routes_flows);
   for (const Piece& piece : module.pieces) EXPECT_TRUE(piece.relays.empty());
@@ -231,7 +176,7 @@ TEST(RouteFlowsTest, SourcesThatAreNotTheLimitFeedAllThemselves) {
 
 // Whatever is not routed has room in a round of staging, too.
 TEST(RouteFlowsTest, BucketsAreNoLargerThanARoundOfStaging) {
-  Module module = ModuleOf(1, 0, 4, 1);
+  Module module = ModuleOf({.hosts = 4});
   module.limits.slots = 3;
   RouteModule(module);
   EXPECT_TRUE(module.stats.routes_between_hosts());
@@ -240,14 +185,14 @@ TEST(RouteFlowsTest, BucketsAreNoLargerThanARoundOfStaging) {
 }
 
 TEST(RouteFlowsTest, WhatIsCastOnArrivalIsNotPassedOn) {
-  Module module = ModuleOf(1, 0, 4, 1);
+  Module module = ModuleOf({.hosts = 4});
   module.pieces[0].destination_dtype = DType::kFp32;
   RouteModule(module);
   EXPECT_FALSE(module.stats.routes_flows);
 }
 
 TEST(RouteFlowsTest, SourcesOfLittleFeedAllThemselves) {
-  Module module = ModuleOf(64, 0, 96, 1);
+  Module module = ModuleOf({.sources = 64, .hosts = 96});
   // So slow to start, beside its bytes, is a message here.
   module.topology.network_bytes_per_second = 50e12;
   RouteModule(module);
