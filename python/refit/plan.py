@@ -10,7 +10,7 @@ import warnings
 from typing import Any, Mapping, NamedTuple, Optional, Union
 
 from refit import _core, view
-from refit.errors import JobWarning, ProofError, of_file
+from refit.errors import InvalidArgument, JobWarning, ProofError, of_file
 from refit.progress import Progress, hearing
 
 Job = Union[str, "os.PathLike[str]", Mapping[str, Any]]
@@ -38,6 +38,10 @@ def compile(job: Job, *, directory: Optional[Union[str, "os.PathLike[str]"]] = N
 
 def _read(job: Job, scratch: pathlib.Path, directory: str) -> tuple[str, str, str]:
     """The text of a job, the name it has in messages, and the directory that its paths are relative to."""
+    config: Any = job.to_dict() if hasattr(job, "to_dict") else job
+    if isinstance(config, Mapping) and "model_type" in config and "model" not in config:
+        raise InvalidArgument(f'the job is the config of a model, {config["model_type"]}; wanted {{"model": that, "source": {{…}}, '
+                              '"destination": {…}}')
     if isinstance(job, Mapping):
         return json.dumps(_plain(job, scratch), indent=1, default=_as_dict), "<job>", directory
     if isinstance(job, str) and "{" in job:

@@ -31,6 +31,16 @@ def test_a_plan_says_what_its_job_said(tiny_job):
     assert texts[0] != texts[1] and texts[0][:200] == texts[1][:200] and max(map(len, texts)) < 250
 
 
+def test_a_config_in_the_place_of_a_job_is_told_in_one_sentence():
+    config = json.loads((EXAMPLES / "models" / "qwen3-0.6b.json").read_text())
+    of_transformers = types.SimpleNamespace(to_dict=lambda: config)
+    for given in (config, of_transformers):
+        with pytest.raises(refit.InvalidArgument, match='^the job is the config of a model, qwen3; wanted {"model": that, "source": '):
+            refit.compile(given)
+        (reason,) = refit.supports(given)
+        assert reason.startswith("the job is the config of a model"), reason
+
+
 def test_a_job_compiles_to_the_same_plan_from_file_dict_and_text(tiny_job, job_file):
     of_file = refit.compile(job_file)
     of_path_text = refit.compile(str(job_file))
