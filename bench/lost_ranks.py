@@ -2,8 +2,8 @@
 
     PYTHONPATH=build/release/python python bench/lost_ranks.py --kills 50
 
-Trainers and engines are processes on the CPU that send by UCX. This process drives them: it compiles the plans and hosts the meetings. Every
-engine's bytes are compared after each refit.
+Trainers and engines are processes: on the CPU, where they send by UCX, or with --gpus N on GPUs, rank i on GPU i % N. This process drives
+them: it compiles the plans and hosts the meetings. Every engine's bytes are compared after each refit.
 """
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ import refit
 LAYERS, COLUMNS = 4, 512
 
 
-def job(trainers: int, engines: int, rows: int) -> dict[str, Any]:
+def job(trainers: int, engines: int, rows: int, gpus_per_host: int) -> dict[str, Any]:
     def side(ranks: int, placement: str) -> dict[str, Any]:
         return {"layout": "generic", "meshes": {"m": {"axes": {"dp": ranks}}},
                 "tensors": [{"match": "*", "mesh": "m", "placements": [placement]}]}  # fmt: skip
 
     return {"model": [{"name": f"layers.{i}.weight", "shape": [rows, COLUMNS], "dtype": "fp32"} for i in range(LAYERS)],
-            "topology": {"gpus_per_host": 8}, "source": side(trainers, "Shard(0)"), "destination": side(engines, "Replicate")}  # fmt: skip
+            "source": side(trainers, "Shard(0)"), "destination": side(engines, "Replicate"),
+            "topology": {"gpus_per_host": gpus_per_host}}  # fmt: skip
 
 
 def whole(name: str, rows: int, version: int) -> Any:
@@ -39,23 +40,42 @@ def whole(name: str, rows: int, version: int) -> Any:
 class Member:
     """In its process."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         self.executor: Any = None
         self.tensors: dict[str, Any] = {}
+        self.device = device
 
     def place(self, plan: bytes, rank: int, id: bytes) -> None:
         loaded = refit.Plan.from_bytes(plan)
         if self.executor is None:
             self.is_trainer, self.index = loaded.side(rank) == "source", rank
-            self.tensors = {name: np.full(info.shape, np.nan, np.float32) for name, info in loaded.tensors(rank).items()}
-            self.executor = refit.join(loaded, rank, self.tensors, unique_id=id, device="cpu", timeout=30)
+            self.tensors = {name: self.filled(info.shape) for name, info in loaded.tensors(rank).items()}
+            self.executor = refit.join(loaded, rank, self.tensors, unique_id=id, device=self.device, timeout=30)
         else:
             self.executor.replace(loaded, rank, id, timeout=30)
+
+    def start(self) -> None:
+        """Its Python, and on a GPU its torch and its context."""
+        self.filled((1,))
+
+    def filled(self, shape: Any) -> Any:
+        if self.device == "cpu":
+            return np.full(shape, np.nan, np.float32)
+        import torch
+
+        return torch.full(tuple(shape), float("nan"), device=self.device)
+
+    def on_device(self, array: Any) -> Any:
+        if self.device == "cpu":
+            return array
+        import torch
+
+        return torch.from_numpy(array).to(self.device)
 
     def train(self, rows: int, version: int) -> None:
         for name, tensor in self.tensors.items():
             if self.is_trainer:
-                tensor[...] = whole(name, rows, version)[len(tensor) * self.index:len(tensor) * (self.index + 1)]
+                tensor[...] = self.on_device(whole(name, rows, version)[len(tensor) * self.index:len(tensor) * (self.index + 1)])
 
     def run(self) -> None:
         self.executor.run(timeout=30)
@@ -63,7 +83,8 @@ class Member:
     def compare(self, rows: int, version: int) -> None:
         for name, tensor in self.tensors.items():
             if not self.is_trainer:
-                np.testing.assert_array_equal(tensor, whole(name, rows, version))
+                held = tensor if self.device == "cpu" else tensor.cpu().numpy()
+                np.testing.assert_array_equal(held, whole(name, rows, version))
 
     def usage(self) -> tuple[int, int]:
         """MiB that are resident, and open descriptors."""
@@ -71,8 +92,8 @@ class Member:
             return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20, len(os.listdir("/proc/self/fd"))
 
 
-def serve(pipe: Any) -> None:
-    member = Member()
+def serve(pipe: Any, device: str) -> None:
+    member = Member(device)
     while True:
         try:
             name, *arguments = pipe.recv()
@@ -90,15 +111,19 @@ class Process(NamedTuple):
 
 
 class World:
-    def __init__(self, trainers: int, engines: int, rows: int):
-        self.rows, self.trainers = rows, trainers
-        self.members = [self.started() for _ in range(trainers + engines)]
+    def __init__(self, trainers: int, engines: int, rows: int, gpus: int, gpus_per_host: int):
+        self.rows, self.trainers, self.gpus, self.gpus_per_host = rows, trainers, gpus, gpus_per_host
+        self.members: list[Process] = []
+        for rank in range(trainers + engines):
+            self.members.append(self.started(rank))
 
-    @staticmethod
-    def started() -> Process:
+    def started(self, rank: int) -> Process:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs,), daemon=True)
+        device = f"cuda:{rank % self.gpus}" if self.gpus else "cpu"
+        if self.gpus_per_host == 1:
+            os.environ["NCCL_HOSTID"] = f"host {rank} {time.monotonic_ns()}"
+        process = context.Process(target=serve, args=(theirs, device), daemon=True)
         process.start()
         theirs.close()
         return Process(process, mine)
@@ -125,7 +150,7 @@ class World:
         return [value for value, _ in replies]
 
     def place(self) -> None:
-        plan = refit.compile(job(self.trainers, len(self.members) - self.trainers, self.rows)).to_bytes()
+        plan = refit.compile(job(self.trainers, len(self.members) - self.trainers, self.rows, self.gpus_per_host)).to_bytes()
         id = refit.rendezvous.host_meeting(len(self.members), "127.0.0.1")
         for rank, member in enumerate(self.members):
             member.pipe.send(("place", plan, rank, id))
@@ -152,10 +177,13 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, default=4)
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--rows", type=int, default=4096, help="of each of four tensors with 512 columns, fp32")
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--gpus-per-host", type=int, default=16, help="16: one host; 1: each process is a host of its own")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     draw = random.Random(1)
-    world = World(given.trainers, given.engines, given.rows)
+    world = World(given.trainers, given.engines, given.rows, given.gpus, given.gpus_per_host)
+    world.tell("start")
     world.place()
     version, during = 0, 0
     first = usage = world.tell("usage")
@@ -182,8 +210,8 @@ def main() -> None:
         world.tell("run")
         whole_again.append(time.monotonic() - start)
         world.tell("compare", given.rows, version)
-        newcomer = world.started()
-        newcomer.pipe.send(("usage",))  # its Python has started
+        newcomer = world.started(lost)
+        newcomer.pipe.send(("start",))
         newcomer.pipe.recv()
         world.members.append(newcomer)
         start = time.monotonic()

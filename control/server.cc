@@ -412,6 +412,9 @@ bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
         absl::AbortedError(absl::StrCat(
             "the meeting was ended: ", PayloadStatus(frame.payload).message())),
         kEndedTime);
+    in_vain_ = true;
+    // The host lives on, so that whoever comes late hears of it, too.
+    if (hosted_) ended_until_ = Clock::time_point::max();
   }
   Refuse(connection, ended_);
   return true;
@@ -485,7 +488,7 @@ void ControlServer::Expire(Clock::time_point now) {
     }
   }
   if (phase_ == Phase::kEnded && ended_until_ <= now) {
-    if (hosted_) {
+    if (hosted_ && !in_vain_) {
       MeetAgain();
     } else {
       Close();
@@ -637,7 +640,7 @@ void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
 }
 
 // Whether the ranks have met, and one is not there any more. Whoever comes now
-// comes for the next meeting, which begins when rank 0 has closed this one.
+// comes for the next meeting, which begins when this one is closed.
 bool ControlServer::IsLeft() const {
   return phase_ == Phase::kMet &&
          std::count(by_rank_.begin(), by_rank_.end(), nullptr) > 0;

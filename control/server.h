@@ -33,14 +33,16 @@ class ControlServer {
   static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
       const TcpRendezvous& rendezvous, Socket own);
 
-  // Of a hosted meeting, whose ranks all come by `listener`. The server ends
-  // when the host closes the other end of `end`, or when all ranks have met and
-  // left. Error: kResourceExhausted.
+  // Serves a hosted meeting, whose ranks all come by `listener`. The server
+  // ends when the host closes the other end of `end`, or when all ranks have
+  // met and left, or have been told that the meeting was ended. Error:
+  // kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Host(
       const TcpRendezvous& rendezvous, Socket listener, Socket end);
 
-  // Thread-safe.
+  // Whether all ranks have met, also if they have left since. Thread-safe.
   bool has_met() const { return has_met_; }
+  // Whether its thread has ended. Thread-safe.
   bool is_over() const { return is_over_; }
 
   // Requires: rank 0 has said goodbye or closed its end. Waits, for a limited
@@ -147,6 +149,7 @@ class ControlServer {
   bool rank_gone_ = false;
   CollectiveSteps steps_;
   std::vector<char> receive_buffer_;
+  bool in_vain_ = false;  // a member has ended the hosted meeting
   std::atomic<bool> has_met_ = false;
   std::atomic<bool> is_over_ = false;
   std::thread thread_;

@@ -30,8 +30,9 @@ using std::chrono::seconds;
 
 constexpr seconds kGoodbyeTime{2};
 
-absl::Status Unreadable() {
-  return absl::InternalError("rank 0 sent a result that cannot be read");
+absl::Status Unreadable(bool hosted) {
+  return absl::InternalError(absl::StrCat(
+      control::ListenerOf(hosted), " sent a result that cannot be read"));
 }
 
 absl::Status GoneStatus(bool hosted, const absl::Status& reason) {
@@ -194,7 +195,7 @@ absl::StatusOr<std::vector<OfRank<std::string>>> TcpControlPlane::Compare(
       Collect(CollectiveKind::kCompare, mine, {}, {}, what, deadline);
   if (!result.ok()) return result.status();
   const auto values = control::ParseResult(*result);
-  if (!values.has_value() || values->empty()) return Unreadable();
+  if (!values.has_value() || values->empty()) return Unreadable(hosted_);
   std::vector<OfRank<std::string>> told;
   for (const auto& [rank, value] : *values) {
     told.push_back({rank, std::string(value)});
@@ -212,7 +213,8 @@ absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
       Collect(CollectiveKind::kExchange, mine, to, from, what, deadline);
   if (!result.ok()) return result.status();
   const auto given = control::ParseResult(*result);
-  if (!given.has_value() || given->size() != from.size()) return Unreadable();
+  if (!given.has_value() || given->size() != from.size())
+    return Unreadable(hosted_);
   std::vector<std::string> values;
   for (const auto& of_peer : *given) values.emplace_back(of_peer.value);
   return values;

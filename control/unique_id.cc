@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -135,32 +137,50 @@ absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
   return made;
 }
 
-// The meetings that this process serves, the first made first.
 struct HostedMeeting {
   std::unique_ptr<control::ControlServer> server;
   Socket end;  // the server ends after this, so it is closed first
 };
-struct HostedMeetings {
-  std::mutex mutex;
-  std::deque<HostedMeeting> meetings;
 
-  // Lets go of those that are over, and of the first that never succeeded where
-  // they are too many.
-  void Tidy() {
-    const auto waits = [](const HostedMeeting& meeting) {
-      return !meeting.server->has_met();
-    };
-    std::erase_if(meetings, [](const HostedMeeting& meeting) {
-      return meeting.server->is_over();
-    });
-    if (std::count_if(meetings.begin(), meetings.end(), waits) <=
-        static_cast<std::ptrdiff_t>(kListenersMax)) {
-      return;
+// The meetings that this process serves, the first made first.
+class HostedMeetings {
+ public:
+  // Returns those that need no host any more, for the caller to destroy: it may
+  // take seconds.
+  std::vector<HostedMeeting> Add(HostedMeeting added) {
+    std::lock_guard lock(mutex_);
+    if (process_ != getpid()) {
+      // A child after fork has none of the threads that these would wait for.
+      new std::deque<HostedMeeting>(std::move(meetings_));
+      meetings_.clear();
+      process_ = getpid();
     }
-    const auto first = std::find_if(meetings.begin(), meetings.end(), waits);
-    first->end.Close();
-    meetings.erase(first);
+    meetings_.push_back(std::move(added));
+    std::vector<HostedMeeting> ended;
+    std::deque<HostedMeeting> kept;
+    size_t waiting = 0;
+    // The newest come first, because of those that have yet to succeed they are
+    // kept.
+    while (!meetings_.empty()) {
+      HostedMeeting& meeting = meetings_.back();
+      waiting += meeting.server->has_met() ? 0 : 1;
+      const bool ends = meeting.server->is_over() ||
+                        (!meeting.server->has_met() && waiting > kListenersMax);
+      if (ends) {
+        ended.push_back(std::move(meeting));
+      } else {
+        kept.push_front(std::move(meeting));
+      }
+      meetings_.pop_back();
+    }
+    meetings_ = std::move(kept);
+    return ended;
   }
+
+ private:
+  std::mutex mutex_;
+  int64_t process_ = getpid();
+  std::deque<HostedMeeting> meetings_;
 };
 HostedMeetings& TheHosted() {
   static HostedMeetings& hosted = *new HostedMeetings;  // never destroyed
@@ -197,10 +217,10 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
       control::ControlServer::Host(*rendezvous, std::move(made->listener),
                                    std::move(ends->second));
   if (!server.ok()) return server.status();
-  HostedMeetings& hosted = TheHosted();
-  std::lock_guard lock(hosted.mutex);
-  hosted.meetings.push_back({*std::move(server), std::move(ends->first)});
-  hosted.Tidy();
+  for (HostedMeeting& ended :
+       TheHosted().Add({*std::move(server), std::move(ends->first)})) {
+    ended.end.Close();
+  }
   return made->id;
 }
 

@@ -139,6 +139,10 @@ struct Executor::Bound {
                         });
   }
 
+  // Whether CheckMemory notices a free of any tensor.
+  bool IsWatched() const {
+    return memory != nullptr && memory->Unwatched().empty();
+  }
   // That the tensors are in the memory they were in.
   absl::Status CheckMemory() const {
     if (memory == nullptr) return absl::OkStatus();
@@ -447,7 +451,10 @@ absl::Status Executor::BindAfter(const Bound* before,
   }
   const Deadline deadline = DeadlineAfter(timeout);
   std::shared_ptr<Bound> earlier = std::exchange(bound_, nullptr);
-  bound_ = std::make_shared<Bound>(*options_.device, before);
+  const bool is_as_before =
+      before != nullptr && (options_.device->IsHost() || before->IsWatched());
+  bound_ = std::make_shared<Bound>(*options_.device,
+                                   is_as_before ? before : nullptr);
   const TensorTable table(plan_, options_.rank);
   AssignedHooks assigned = AssignPostHooks(table, hooks);
   for (std::string& problem : BitmapProblems(plan_, options_.rank, tensors)) {

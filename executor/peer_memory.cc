@@ -8,7 +8,7 @@
 namespace refit {
 namespace {
 
-// Of a rank's tensors in bytes, by entry of its table.
+// The bytes of each of a rank's tensors, by entry of its table.
 std::vector<uint64_t> TensorSizes(const TensorTable& table) {
   std::vector<uint64_t> sizes;
   for (size_t slot = 0; slot < table.stacks(); ++slot) {
@@ -44,11 +44,13 @@ absl::StatusOr<std::shared_ptr<ExportedMemory>> PeerMemory::Export(
   for (size_t entry = 0; entry < sizes.size(); ++entry) {
     ranges.push_back({.data = addresses[entry], .size_bytes = sizes[entry]});
   }
-  const auto found = std::find_if(
-      earlier_.shown.begin(), earlier_.shown.end(),
-      [&](const Shown& shown) { return AreEqual(shown.ranges, ranges); });
-  if (found != earlier_.shown.end()) {
-    now_.shown.push_back(*found);
+  const auto found =
+      std::find_if(earlier_.exported.begin(), earlier_.exported.end(),
+                   [&](const Exported& exported) {
+                     return AreEqual(exported.ranges, ranges);
+                   });
+  if (found != earlier_.exported.end()) {
+    now_.exported.push_back(*found);
     return found->memory;
   }
   absl::StatusOr<std::unique_ptr<ExportedMemory>> made = device_.Export(ranges);
@@ -56,7 +58,7 @@ absl::StatusOr<std::shared_ptr<ExportedMemory>> PeerMemory::Export(
   std::shared_ptr<ExportedMemory> exported = *std::move(made);
   // Scratch is the executor's: another one's may be at the same address.
   if (table.stacks() == table.workers_stacks()) {
-    now_.shown.push_back({.ranges = std::move(ranges), .memory = exported});
+    now_.exported.push_back({.ranges = std::move(ranges), .memory = exported});
   }
   return exported;
 }
@@ -66,19 +68,20 @@ absl::StatusOr<std::shared_ptr<MappedMemory>> PeerMemory::Import(
     Deadline deadline) {
   std::vector<uint64_t> sizes = TensorSizes(TensorTable(plan, peer));
   for (const Lists* lists : {&now_, &earlier_}) {
-    const auto found = lists->mapped.find(exported);
-    if (found == lists->mapped.end() || found->second.sizes != sizes) continue;
-    const Mapped mapped = found->second;
-    now_.mapped.insert_or_assign(std::string(exported), mapped);
+    const auto found = lists->imported.find(exported);
+    if (found == lists->imported.end() || found->second.sizes != sizes)
+      continue;
+    const Imported mapped = found->second;
+    now_.imported.insert_or_assign(std::string(exported), mapped);
     return mapped.memory;
   }
   absl::StatusOr<std::unique_ptr<MappedMemory>> made =
       device_.Import(exported, sizes, deadline);
   if (!made.ok()) return made.status();
   std::shared_ptr<MappedMemory> memory = *std::move(made);
-  now_.mapped.insert_or_assign(
+  now_.imported.insert_or_assign(
       std::string(exported),
-      Mapped{.sizes = std::move(sizes), .memory = memory});
+      Imported{.sizes = std::move(sizes), .memory = memory});
   return memory;
 }
 

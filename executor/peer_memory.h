@@ -36,23 +36,23 @@ class PeerMemory {
       const PlanFile& plan, int32_t peer, std::string_view exported,
       Deadline deadline);
 
-  // What was shown and mapped earlier, and asked for no more, is let go of.
+  // Lets go of what was exported and imported earlier, and asked for no more.
   void DropUnused() { earlier_ = {}; }
 
  private:
-  struct Shown {
+  struct Exported {
     std::vector<MemoryRange> ranges;
     std::shared_ptr<ExportedMemory> memory;
   };
-  struct Mapped {
+  struct Imported {
     std::vector<uint64_t> sizes;
     std::shared_ptr<MappedMemory> memory;
   };
   struct Lists {
-    std::vector<Shown> shown;
-    // By what their owners told of them: no two exports tell the same, even of
-    // the same addresses.
-    std::map<std::string, Mapped, std::less<>> mapped;
+    std::vector<Exported> exported;
+    // By ExportedMemory::bytes: those of no two exports are equal, even of the
+    // same addresses.
+    std::map<std::string, Imported, std::less<>> imported;
   };
 
   Device& device_;

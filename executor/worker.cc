@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(WorkerOptions options) {
   return made;
 }
 
-// Closes the executor that there is, once nothing more can fail.
+// Closes the executor that there is, once nothing more can be refused.
 absl::Status Worker::Load(WorkerOptions options) {
   const int64_t process = options.meeting.has_value() ? getpid() : 0;
   absl::StatusOr<std::unique_ptr<Transport>> transport =
@@ -105,23 +105,24 @@ absl::Status Worker::Load(WorkerOptions options) {
   absl::StatusOr<std::unique_ptr<Executor>> executor =
       Executor::Load(*options.plan, options.executor);
   if (!executor.ok()) return executor.status();
+  absl::Status left;
   if (executor_ != nullptr) {
     if (executor_->bound() != nullptr) kept_ = executor_->bound();
-    executor_->Close([this] { transport_->Leave(); });
+    executor_->Close([&] { left = transport_->Leave(); });
   }
   executor_ = *std::move(executor);
   transport_ = *std::move(transport);
   fabric_ = std::move(options.fabric);
   plan_ = std::move(options.plan);
+  options_.rank = options.executor.rank;
   process_ = process;
-  return absl::OkStatus();
+  return left;
 }
 
 absl::Status Worker::Replace(Replacement replacement,
                              std::chrono::nanoseconds timeout,
                              const Interruption& poll) {
-  absl::Status status = CheckOwn();
-  if (!status.ok()) return status;
+  if (absl::Status s = CheckOwn(); !s.ok()) return s;
   if (replacement.plan == nullptr) {
     return absl::InvalidArgumentError("plan is null, a worker needs one");
   }
@@ -133,26 +134,28 @@ absl::Status Worker::Replace(Replacement replacement,
         state == ExecutorState::kRunning ? "wait first" : "make a new worker"));
   }
   const auto begin = std::chrono::steady_clock::now();
+  const auto left = [&] {
+    return timeout - (std::chrono::steady_clock::now() - begin);
+  };
+  interrupted_ = false;
+  const ScopedInterruption interruption([&] { return Interrupted(poll); });
   ExecutorOptions options = options_;
   options.rank = replacement.rank;
-  status = Load({.plan = std::move(replacement.plan),
-                 .device = device_,
-                 .meeting = std::move(replacement.meeting),
-                 .fabric = std::move(replacement.fabric),
-                 .wire = wire_,
-                 .executor = options});
-  if (!status.ok()) return status;
-  options_.rank = options.rank;
-  status = Call(
-      [&](Executor& executor) {
-        absl::Status reached = executor.Connect(timeout);
-        if (!reached.ok() || kept_ == nullptr) return reached;
-        return executor.Bind(
-            *kept_, timeout - (std::chrono::steady_clock::now() - begin));
-      },
-      poll);
-  if (status.ok()) kept_.reset();
+  absl::Status status = Load({.plan = std::move(replacement.plan),
+                              .device = device_,
+                              .meeting = std::move(replacement.meeting),
+                              .fabric = std::move(replacement.fabric),
+                              .wire = wire_,
+                              .executor = options});
+  if (status.ok()) status = executor_->Connect(left());
+  if (status.ok() && kept_ != nullptr) status = executor_->Bind(*kept_, left());
+  if (executor_->bound() != nullptr) kept_.reset();
   return status;
+}
+
+absl::Status Worker::Interrupted(const Interruption& poll) const {
+  if (interrupted_) return absl::CancelledError("interrupted");
+  return poll == nullptr ? absl::OkStatus() : poll();
 }
 
 absl::Status Worker::CheckOwn() const {
@@ -166,11 +169,10 @@ absl::Status Worker::Call(const std::function<absl::Status(Executor&)>& call,
                           const Interruption& poll) {
   if (absl::Status s = CheckOwn(); !s.ok()) return s;
   interrupted_ = false;
-  const ScopedInterruption interruption([&] {
-    if (interrupted_) return absl::CancelledError("interrupted");
-    return poll == nullptr ? absl::OkStatus() : poll();
-  });
-  return call(*executor_);
+  const ScopedInterruption interruption([&] { return Interrupted(poll); });
+  absl::Status status = call(*executor_);
+  if (executor_->bound() != nullptr) kept_.reset();
+  return status;
 }
 
 bool Worker::IsParents() const { return process_ != 0 && process_ != getpid(); }
@@ -192,7 +194,7 @@ Worker::~Worker() {
 void Worker::Close() {
   if (IsParents()) return;
   executor_->Close([this] {
-    if (transport_ != nullptr) transport_->Leave();
+    if (transport_ != nullptr) (void)transport_->Leave();
   });
   kept_.reset();
   // Nothing gets past the state of a closed executor to its transport.

@@ -145,7 +145,7 @@ class NcclTransport : public Transport, private Fence {
     });
   }
   ~NcclTransport() override {
-    NcclTransport::Leave();
+    (void)NcclTransport::Leave();
     (void)EndLinks(links_, Now() + options_.abort_time);
   }
 
@@ -174,7 +174,7 @@ class NcclTransport : public Transport, private Fence {
   }
   absl::Status Wait() override;
   void Abort(const absl::Status& status) override { supervisor_.Abort(status); }
-  void Leave() override;
+  absl::Status Leave() override;
 
  private:
   // Of the fence of its links, with what failed the refit if that ended it.
@@ -259,7 +259,7 @@ class NcclTransport : public Transport, private Fence {
   RefitSupervisor supervisor_;  // ends before what it uses
 };
 
-void NcclTransport::Leave() {
+absl::Status NcclTransport::Leave() {
   // Freeing what a waiting kernel uses would wait for it.
   supervisor_.Close();
   if (links_.use != nullptr) {
@@ -269,10 +269,11 @@ void NcclTransport::Leave() {
   // Before anything that its callback touches is gone. Those that use this
   // rank's memory hear of it, and stop.
   options_.meeting.Close();
-  if (const std::string text = AwaitUnused(); !text.empty()) {
-    Log(LogLevel::kWarning, absl::StrCat("close of rank ", rank(), ": ", text));
-  }
+  const std::string text = AwaitUnused();
   links_.use.reset();
+  if (text.empty()) return absl::OkStatus();
+  Log(LogLevel::kWarning, absl::StrCat("close of rank ", rank(), ": ", text));
+  return absl::FailedPreconditionError(text);
 }
 
 // Before this rank enqueues anything: from then on it may use memory of peers.

@@ -52,7 +52,10 @@ class UcxTransport : public Transport {
   // Every call above returns when its work is done.
   absl::Status Wait() override { return absl::OkStatus(); }
   void Abort(const absl::Status& status) override;
-  void Leave() override { meeting_.Close(); }
+  absl::Status Leave() override {
+    meeting_.Close();
+    return absl::OkStatus();
+  }
 
  private:
   using Lock = std::unique_lock<std::mutex>;

@@ -120,8 +120,9 @@ class Executor:
         What was bound stays bound, if the new plan wants these tensors. What peers and this rank map for both plans stays mapped. No
         tensor is looked at again: bind if one moved. The next refit of a plan with options.delta is dense, and `refits` begins anew.
 
-        After Unavailable, Aborted, DeadlineExceeded or BindError the executor is that of the new plan and not bound: replace again,
-        with a plan of those that are left and a new meeting, or bind. After other errors all is as it was.
+        After an error `plan` and `state` tell how far it came. If the executor has the new plan it is not bound: replace again, with a
+        plan of those that are left and a new meeting, or bind. FailedPrecondition that names ranks which may still use this rank's
+        tensors: end their processes first. Destroy CUDA graphs that captured refits before the call.
         """
         _check_plan(plan)
         fabric, rendezvous = _meeting_of(plan, rank, meeting)
@@ -130,7 +131,7 @@ class Executor:
             self._core.replace(plan._file, rank, fabric, rendezvous, timeout)
         finally:
             self._meter.bound(time.monotonic() - began)
-            if self._core.runs(plan._file, rank):
+            if self._core.has_plan(plan._file, rank):
                 self.plan, self.rank, self._meter.rank = plan, rank, rank
         self._meter.tell(self._core.notices)
         return self

@@ -417,9 +417,7 @@ class Sender:
             return
         given, moved = self._looked_at(rank, tensors)
         if self.executor is None:
-            if refusal := refusal_of(given, self.plan.requirements(rank)):
-                end_meeting(meeting, f"rank {rank}: {refusal}", rank=rank, world_size=self.plan.world_size)
-                raise FailedPrecondition(refusal)
+            self._refuse_others(given, rank, meeting)
             self._joining = meeting
             self.executor = join(self.plan, rank, given, unique_id=meeting, device=device, changes=given.changes,
                                  counts=self._counts, timeout=self._timeout)
@@ -432,13 +430,28 @@ class Sender:
                                      f"reads the trainer's own memory: {self._keep_them_there}")
         self._bound, self._taken = given.addresses, tensors if isinstance(tensors, Taken) else None
 
-    def replace(self, plan: Plan, rank: int, meeting: Any) -> None:
-        """Goes on with another plan by another meeting, with what is bound."""
-        if self.executor is None:
-            raise FailedPrecondition("this trainer did not join, or was shut down")
+    def replace(self, plan: Plan, rank: int, meeting: Any, tensors: Mapping[str, Any], device: Any) -> None:
+        """Goes on with another plan by another meeting: with what is bound, or by joining anew, if nothing is, or a tensor moved."""
+        self.plan, self._planned, self._taken = plan, None, None
+        given = Taken.of(tensors).moved_by(lambda: self._names(rank))
+        if self.executor is None or addresses_of(given, given.changes) != self._bound:
+            self.close()
+            return self.bind(rank, meeting, tensors, device)
+        self._refuse_others(given, rank, meeting)
         self._meeting = meeting
-        self.executor.replace(plan, rank, meeting, timeout=self._timeout)
-        self.plan, self._planned = plan, None
+        try:
+            self.executor.replace(plan, rank, meeting, timeout=self._timeout)
+        except BaseException as error:
+            if self.executor.plan is not plan:  # it has not met the others
+                end_meeting(meeting, f"rank {rank}: {error}", rank=rank, world_size=plan.world_size)
+            raise
+        self._taken = tensors if isinstance(tensors, Taken) else None
+
+    def _refuse_others(self, given: "Taken", rank: int, meeting: Any) -> None:
+        """Ends the meeting if the plan is not for these live shards."""
+        if refusal := refusal_of(given, self.plan.requirements(rank)):
+            end_meeting(meeting, f"rank {rank}: {refusal}", rank=rank, world_size=self.plan.world_size)
+            raise FailedPrecondition(refusal)
 
     def moved(self, rank: int, tensors: Mapping[str, Any]) -> list[str]:
         """What lies elsewhere than when it was bound. Raises FailedPrecondition if there are other tensors than then."""

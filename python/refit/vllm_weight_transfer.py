@@ -247,7 +247,7 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
             self.client = client
         if auto.is_made(plan):
             self._info.plan = _made(self._info, self.client, self.source)
-        self._meet(self._go_on)
+        self._meet(self._replace)
 
     def _meet(self, own_part: Optional[Callable[[], None]] = None) -> None:
         """Has all ranks join by the meeting of the init info, where `own_part` is not another part than to join."""
@@ -284,26 +284,33 @@ class RefitTrainerWeightTransferEngine(TrainerWeightTransferEngine[RefitTrainerI
         rename = self._info.names or (lambda name: name)
         return Taken({rename(name): tensor for name, tensor in tensors.items()}, changes=self._info.changes)
 
-    def _go_on(self) -> None:
-        info = self._info
-        with ending_the_meeting(info.meeting):
-            if self._sender is None:
-                raise FailedPrecondition("this trainer did not join, or was shut down")
-            plan = auto.load(info.plan)
-        self._sender.replace(plan, info.rank, info.meeting)
+    def _replace(self) -> None:
+        info, sender = self._info, self._sender
+        if sender is None or sender.executor is None:  # closed after an update that failed
+            return self._join()
+        plan, tensors = self._planned_tensors(sender)
+        sender.replace(plan, info.rank, info.meeting, tensors, info.device)
 
     def _join(self) -> None:
         info = self._info
         with ending_the_meeting(info.meeting):
+            sender = Sender(auto.load(info.plan), timeout=info.timeout, keep_them_there=_KEEP)
+        self._sender = sender
+        _, tensors = self._planned_tensors(sender)
+        sender.bind(info.rank, info.meeting, tensors, info.device)
+
+    def _planned_tensors(self, sender: Sender) -> tuple[Plan, Mapping[str, Any]]:
+        """The plan of the init info, and this rank's shards. What is wrong with either ends the meeting."""
+        info = self._info
+        with ending_the_meeting(info.meeting):
             plan = auto.load(info.plan)
-        self._sender = Sender(plan, timeout=info.timeout, keep_them_there=_KEEP)
 
         def tensors() -> Taken:
             if not 0 <= info.rank < plan.source_ranks:
                 raise InvalidArgument(f"the trainer is rank {info.rank}; the plan has {plan.source_ranks} source ranks")
             return self._tensors()
 
-        self._sender.bind(info.rank, info.meeting, self._sender.take(tensors, info.rank, info.meeting), info.device)
+        return plan, sender.take(tensors, info.rank, info.meeting)
 
     def send_weights(self, version: Optional[str] = None, check: bool = False, dense: bool = False, bind: bool = False) -> None:
         """One refit; collective over all trainer ranks. `version` becomes the engines' weight version. `check`: all ranks

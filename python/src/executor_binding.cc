@@ -102,7 +102,7 @@ class RankExecutor {
     });
   }
 
-  bool Runs(const PlanFile& plan, int32_t rank) const {
+  bool HasPlan(const PlanFile& plan, int32_t rank) const {
     return executor().state() != ExecutorState::kClosed &&
            &worker_->plan() == &plan && worker_->transport().rank() == rank;
   }
@@ -303,7 +303,12 @@ nb::bytes NewUniqueId(const std::string& host) {
 }
 
 nb::bytes NewHostedMeeting(int32_t world_size, const std::string& host) {
-  const UniqueId id = Check(HostMeeting(world_size, host));
+  absl::StatusOr<UniqueId> made;
+  {
+    const nb::gil_scoped_release unlocked;
+    made = HostMeeting(world_size, host);
+  }
+  const UniqueId id = Check(std::move(made));
   return nb::bytes(id.bytes.data(), id.bytes.size());
 }
 
@@ -417,7 +422,7 @@ void BindExecutor(nb::module_& module) {
       .def("replace", &RankExecutor::Replace, nb::arg("plan"), nb::arg("rank"),
            nb::arg("fabric").none(), nb::arg("rendezvous").none(),
            nb::arg("timeout"))
-      .def("runs", &RankExecutor::Runs, nb::arg("plan"), nb::arg("rank"))
+      .def("has_plan", &RankExecutor::HasPlan, nb::arg("plan"), nb::arg("rank"))
       .def("bind", &RankExecutor::Bind, nb::arg("tensors"), nb::arg("timeout"),
            nb::arg("hooks"))
       .def("post_hooks", &RankExecutor::PostHooks)

@@ -285,6 +285,27 @@ TEST_F(UniqueIdTest, RanksOfAHostedMeetingThatFailedTryAgain) {
   MeetAll(id, 2);
 }
 
+TEST_F(UniqueIdTest, WhoeverComesToAHostedMeetingThatWasEndedHearsOfIt) {
+  const UniqueId id = *HostMeeting(2, "127.0.0.1");
+  ASSERT_TRUE(EndMeetingTcp(*RendezvousFromUniqueId(id, 1, 2),
+                            absl::InternalError("no GPU"), Ample())
+                  .ok());
+  // Also after the time that rank 0 stays for that.
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  for (const int32_t rank : {0, 1}) {
+    const absl::Status told = Meet(id, rank, 2).status();
+    EXPECT_EQ(told.message(), "the meeting was ended: no GPU");
+  }
+}
+
+TEST_F(UniqueIdTest, HostedMeetingsThatNobodyComesToDoNotHoldPortsForEver) {
+  const UniqueId first = *HostMeeting(2, "127.0.0.1");
+  const uint16_t port = RendezvousFromUniqueId(first, 0, 2)->port;
+  EXPECT_FALSE(IsFree(port));
+  for (int i = 0; i < 64; ++i) ASSERT_TRUE(HostMeeting(2, "127.0.0.1").ok());
+  EXPECT_TRUE(IsFree(port));
+}
+
 TEST_F(UniqueIdTest, AHostedMeetingIsOfOneWorldSizeAndOneRankEach) {
   EXPECT_EQ(HostMeeting(0).status().code(), absl::StatusCode::kInvalidArgument);
   const UniqueId id = *HostMeeting(2, "127.0.0.1");

@@ -723,7 +723,7 @@ TEST_F(NcclMemoryUseTest, CloseReturnsWhenPeersHaveStopped) {
   MakeWorld(kAmpleAbort);
   for (const int32_t rank : {0, 1}) BeginAndEnd(rank);
   std::thread other = EndsLater();
-  ends_[1]->Leave();
+  EXPECT_TRUE(ends_[1]->Leave().ok());
   EXPECT_TRUE(is_over_[0]);
   other.join();
 }
@@ -765,7 +765,7 @@ TEST_F(NcclMemoryUseTest, APeerThatComesLaterUsesNothing) {
     EXPECT_EQ(Begin(0).message(), "aborted by rank 1: the user's wish");
     for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
   }
-  ends_[1]->Leave();
+  EXPECT_TRUE(ends_[1]->Leave().ok());
   EXPECT_EQ(Begin(0).message(), "rank 1 has closed its control plane");
 }
 
@@ -773,10 +773,11 @@ TEST_F(NcclMemoryUseTest, APeerThatDoesNotStopIsNamed) {
   MakeWorld(std::chrono::milliseconds(100));
   for (const int32_t rank : {0, 1}) BeginAndEnd(rank);
   ends_[1]->Abort(absl::CancelledError("the user's wish"));
-  EXPECT_EQ(ends_[1]->Wait().message(),
-            "the user's wish; rank 0 did not stop within 0.1 s and may still "
-            "use this rank's tensors: restart the process before you free "
-            "them");
+  const std::string named =
+      "rank 0 did not stop within 0.1 s and may still use this rank's "
+      "tensors: restart the process before you free them";
+  EXPECT_EQ(ends_[1]->Wait().message(), "the user's wish; " + named);
+  EXPECT_EQ(ends_[1]->Leave(), absl::FailedPreconditionError(named));
 }
 
 // The first of two refits in flight fails while the second begins: that must

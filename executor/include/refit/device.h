@@ -333,8 +333,8 @@ class Device {
   virtual bool CopiesInBulk() const { return false; }
 
   // Whether what its streams do overlaps. Not where a process has one hardware
-  // queue (CUDA_DEVICE_MAX_CONNECTIONS=1): a kernel waits there for all that was
-  // enqueued before it, on any stream.
+  // queue (CUDA_DEVICE_MAX_CONNECTIONS=1): a kernel waits there for all that
+  // was enqueued before it, on any stream.
   virtual bool OverlapsStreams() const { return true; }
 
   // Whether copies accept elements that are not aligned to their size.

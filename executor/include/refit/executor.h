@@ -324,9 +324,10 @@ class Executor {
   // For the executor that takes this one's place in the process; null before
   // Bind. What peers map stays mapped while it lives.
   std::shared_ptr<const Bound> bound() const { return bound_; }
-  // As the Bind above of the same tensors and hooks, which `earlier` has from
-  // an executor of the same device. What peers show and map for both plans
-  // stays as it is. Refused where memory of a tensor was freed since.
+  // The Bind above, of the tensors and hooks that `earlier` has from an
+  // executor of the same device. What peers show and map for both plans stays
+  // as it is, unless a free of that memory would not be noticed. Refused where
+  // memory of a tensor was freed since.
   absl::Status Bind(const Bound& earlier, std::chrono::nanoseconds timeout);
 
   // The ranks whose tensors this one reads in direct rounds, ascending: since

@@ -215,10 +215,10 @@ refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
 enum { REFIT_UNIQUE_ID_BYTES = 128 };
 refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]);
 
-/* The same of a meeting that this process serves, but is no rank of, as a
- * driver's. So whichever rank is lost, those that are left can meet again, by
- * another id. When this process ends, the ranks' next call
- * fails. Errors: as above; REFIT_INVALID_ARGUMENT, the world size;
+/* Makes the id of a meeting that this process serves, but is no rank of: a
+ * driver, for example. So whichever rank is lost, those that are left can meet
+ * again, by another id. When this process ends, the ranks' next call fails.
+ * Errors: as above; REFIT_INVALID_ARGUMENT, the world size;
  * REFIT_RESOURCE_EXHAUSTED, too few file descriptors. */
 refit_status* refit_meeting_host(int32_t world_size,
                                  char id[REFIT_UNIQUE_ID_BYTES]);
@@ -583,10 +583,14 @@ typedef struct refit_replacement {
  * keeps its device, and the tensors and hooks of the last bind, if it is bound;
  * what its peers and it map for both plans stays mapped. The next refit of a
  * plan with options.delta is dense, and refit_executor_refits begins anew.
+ * Destroy graphs that captured refits before, as before a connect.
+ *
  * After an error of create's, or REFIT_FAILED_PRECONDITION while a refit is
- * under way, all is as it was. After one of connect's or bind's the executor is
- * that of the new plan and not bound: call this again, with a plan of those
- * that are left, or bind other tensors. */
+ * under way or after close, all is as it was. After any other the executor is
+ * that of the new plan and not bound, as its state tells: call this again, with
+ * a plan of those that are left and a new meeting or fabric, or bind other
+ * tensors. Such are connect's and bind's, and REFIT_FAILED_PRECONDITION naming
+ * peers that may still use this rank's tensors: end their processes first. */
 refit_status* refit_executor_replace(refit_executor* executor,
                                      const refit_replacement* replacement,
                                      int64_t timeout_ms);

@@ -133,8 +133,9 @@ class Transport {
 
   // Ends what is under way and tells the others that this rank comes to no
   // further call. After it only the destructor may be called, which does the
-  // same where nobody called Leave.
-  virtual void Leave() {}
+  // same where nobody called Leave. Error: kFailedPrecondition, naming peers
+  // that may still use this rank's tensors.
+  virtual absl::Status Leave() { return absl::OkStatus(); }
 };
 
 }  // namespace refit

@@ -78,6 +78,7 @@ class Worker {
   // is not here, or too old.
   static absl::StatusOr<std::unique_ptr<Worker>> Create(WorkerOptions options);
 
+  // These are valid until Replace, which makes them anew.
   Executor& executor() { return *executor_; }
   const Executor& executor() const { return *executor_; }
   // Until Close.
@@ -97,12 +98,16 @@ class Worker {
   // keeps its device, and the tensors and hooks of its last Bind, if it is
   // bound; what its peers and it map for both plans stays mapped. The next
   // refit of a plan with options.delta is dense, and Executor::refits begins
-  // anew. It waits as Call does; `timeout` is of the whole.
+  // anew. Destroy graphs that captured refits before, as before Connect. It
+  // waits as Call does; `timeout` is of Connect and Bind.
   //
   // Errors: Create's, and kFailedPrecondition while a refit is under way or
-  // after Close, which leave all as it was; those of Connect and Bind, after
-  // which the executor is that of the new plan and not bound: call this again,
-  // with a plan of those that are left, or bind other tensors.
+  // after Close, which leave all as it was. After any other the executor is
+  // that of the new plan and not bound, as its state tells: call this again,
+  // with a plan of those that are left and a new meeting or fabric, or bind
+  // other tensors. Such are Connect's and Bind's, and kFailedPrecondition
+  // naming peers that may still use this rank's tensors: end their processes
+  // first.
   absl::Status Replace(Replacement replacement,
                        std::chrono::nanoseconds timeout,
                        const Interruption& poll = nullptr);
@@ -119,6 +124,7 @@ class Worker {
   Worker() = default;
   bool IsParents() const;
   absl::Status CheckOwn() const;
+  absl::Status Interrupted(const Interruption& poll) const;
   absl::Status Load(WorkerOptions options);
 
   std::atomic<bool> interrupted_ = false;
