@@ -212,7 +212,6 @@ void Append(std::string& text, absl::Span<const T> values) {
 }
 
 void Append(std::string& text, const VllmTraits& value) {
-  // Rules in a file cannot say the others.
   const auto& [known, renames, fused, fp32_router, output_bias, every_stage,
                cuts_shared_experts_of_token_parts, draft_has_prefix,
                query_key_value_down, token_parts_on_one_stage, block_scales,
@@ -221,6 +220,11 @@ void Append(std::string& text, const VllmTraits& value) {
             cuts_shared_experts_of_token_parts, draft_has_prefix);
   // Younger than the digest.
   if (!pipeline_parallel) text += "one_stage ";
+  if (token_parts_on_one_stage) text += "token_parts_on_one_stage ";
+  if (!block_scales) text += "no_block_scales ";
+  if (query_key_value_down != VllmTraits().query_key_value_down) {
+    AppendAll(text, std::string_view("joined_down"), query_key_value_down);
+  }
 }
 
 void Append(std::string& text, const SglangTraits& value) {
@@ -240,12 +244,10 @@ void Append(std::string& text, const SglangTraits& value) {
 }
 
 void Append(std::string& text, const MegatronTraits& value) {
-  // Rules in a file cannot say the other.
-  const auto& [known, hybrid] = value;
-  AppendAll(text, known);
+  REFIT_APPEND_MEMBERS(known);
 }
 
-// A family in C++ has the same traits in every job.
+// A family that is compiled in has the same traits in every job.
 void Append(std::string& text, const Family* value) {
   Append(text, value->model_type);
   if (!value->of_file) return;
@@ -257,6 +259,7 @@ void Append(std::string& text, const Family* value) {
     AppendAll(text, std::string_view("transformers"), renames);
   }
   if (value->transformers.transposes_experts_since_5) text += "transposes ";
+  if (value->transformers.fp32_norms_since_5) text += "fp32_norms ";
   if (!value->transformers.knows_tower_since_5) text += "unknown_tower ";
   if (!value->whole_tower) text += "always_cut ";
 }

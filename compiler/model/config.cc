@@ -64,7 +64,6 @@ const JsonValue* ConfigReader::Require(std::string_view key,
 }
 
 int64_t ConfigReader::IntegerIn(std::string_view key, IntegerRange range) {
-  if (const std::optional<int64_t> value = DefaultOf(key)) return *value;
   const JsonValue* value = Require(key, "an integer");
   if (value == nullptr) return 1;
   return object_.values().Integer(*value, key, range).value_or(1);
@@ -75,34 +74,12 @@ bool ConfigReader::IsThere(std::string_view key) {
          (outer_ != nullptr && outer_->IsThere(key));
 }
 
-std::optional<int64_t> ConfigReader::DefaultOf(std::string_view key) {
-  const auto found = defaults_.find(key);
-  if (found == defaults_.end() || IsThere(key)) return std::nullopt;
-  return found->second;
-}
-
 int64_t ConfigReader::Size(std::string_view key) {
   return IntegerIn(key, kExtentRange);
 }
 
-int64_t ConfigReader::SizeOr(std::string_view key, int64_t otherwise) {
-  return HasOrDefault(key) ? Size(key) : otherwise;
-}
-
 int64_t ConfigReader::Count(std::string_view key) {
   return IntegerIn(key, kCountRange);
-}
-
-int64_t ConfigReader::ExpertCount() {
-  CheckAlike("num_experts", "num_local_experts");
-  const bool renamed = !Has("num_experts") && Has("num_local_experts");
-  return Count(renamed ? "num_local_experts" : "num_experts");
-}
-
-int64_t ConfigReader::NumberOrNone(std::string_view key) {
-  if (IsThere(key) || HasOrDefault(key)) return CountOr(key, 0);
-  object_.Require(key, "an integer, or null for none");
-  return 0;
 }
 
 void ConfigReader::CheckAlike(std::string_view key, std::string_view other) {
@@ -115,24 +92,10 @@ void ConfigReader::CheckAlike(std::string_view key, std::string_view other) {
                                other, value_of_other, key, value));
 }
 
-int64_t ConfigReader::CountOr(std::string_view key, int64_t otherwise) {
-  if (const std::optional<int64_t> value = DefaultOf(key)) return *value;
-  const JsonValue* value = FindSet(key);
-  if (value == nullptr) return otherwise;
-  return object_.values()
-      .Integer(*value, key, {.min = 0, .max = kCountRange.max})
-      .value_or(otherwise);
-}
-
 bool ConfigReader::FlagOr(std::string_view key, bool otherwise) {
   const JsonValue* value = FindSet(key);
   if (value == nullptr) return otherwise;
   return object_.values().Bool(*value, key).value_or(otherwise);
-}
-
-void ConfigReader::ExpectFalse(std::string_view key) {
-  if (!FlagOr(key, false)) return;
-  Error(key, absl::StrFormat("%s true is not supported; wanted false", key));
 }
 
 std::vector<int64_t> ConfigReader::IntegersOr(std::string_view key,

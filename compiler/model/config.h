@@ -3,8 +3,6 @@
 #define REFIT_COMPILER_MODEL_CONFIG_H_
 
 #include <cstdint>
-#include <initializer_list>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -29,18 +27,9 @@ class ConfigReader {
 
   // A size, at least 1.
   int64_t Size(std::string_view key);
-  int64_t SizeOr(std::string_view key, int64_t otherwise);
   // A number of layers or experts.
   int64_t Count(std::string_view key);
-  // "num_experts", which transformers 5 saves as "num_local_experts".
-  int64_t ExpertCount();
-  int64_t CountOr(std::string_view key, int64_t otherwise);  // may be 0
-  // A number that may be 0, and is if it is null. A file without the key is
-  // refused unless the class has a default.
-  int64_t NumberOrNone(std::string_view key);
   bool FlagOr(std::string_view key, bool otherwise);
-  // Reports a flag that is set, and would give the model other parameters.
-  void ExpectFalse(std::string_view key);
   std::vector<int64_t> IntegersOr(std::string_view key,
                                   std::vector<int64_t> otherwise);
   // "" when missing.
@@ -62,21 +51,13 @@ class ConfigReader {
   // Those of "vision_config", and no others.
   ConfigReader Vision();
 
-  // What the class of transformers has where the file has no such key. A null
-  // is a value of its own: it stands for "none".
-  void Default(std::string_view key, int64_t value) { defaults_[key] = value; }
-  void Defaults(
-      std::initializer_list<std::pair<std::string_view, int64_t>> values) {
-    for (const auto& [key, value] : values) Default(key, value);
-  }
-
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
-  // Whether the file or its class has a value.
-  bool HasOrDefault(std::string_view key) {
-    return Has(key) || DefaultOf(key).has_value();
-  }
   // Whether the file has the key, be it null.
   bool IsThere(std::string_view key);
+  // Reports a key that the file lacks.
+  void RequireNumberOrNone(std::string_view key) {
+    object_.Require(key, "an integer, or null for none");
+  }
   // Reports two keys that the file has for one size, and that differ.
   void CheckAlike(std::string_view key, std::string_view other);
   // Reports that the value of `key` does not fit.
@@ -98,11 +79,9 @@ class ConfigReader {
   std::pair<std::string_view, const JsonValue*> FindDType();
   const JsonValue* Require(std::string_view key, std::string_view wanted);
   int64_t IntegerIn(std::string_view key, IntegerRange range);
-  std::optional<int64_t> DefaultOf(std::string_view key);
 
   ObjectReader object_;
   ConfigReader* outer_ = nullptr;
-  std::map<std::string_view, int64_t> defaults_;
 };
 
 }  // namespace refit

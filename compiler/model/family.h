@@ -1,7 +1,5 @@
-// A model family: its parameters, from a config.json, and its traits.
-//
-// One file of families/ holds all that the compiler knows of a family;
-// family.cc lists them. Layouts ask for traits and never for a family's name.
+// The traits of a model family. One file of rules holds all that the compiler
+// knows of a family, and layouts ask for traits and never for a family's name.
 #ifndef REFIT_COMPILER_MODEL_FAMILY_H_
 #define REFIT_COMPILER_MODEL_FAMILY_H_
 
@@ -9,14 +7,10 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/types/span.h"
 
 namespace refit {
-
-class ConfigReader;
-struct Model;
 
 // A part of the checkpoint's names, and what a framework's modules call it. One
 // that begins with '^' stands at the start of names.
@@ -121,9 +115,6 @@ struct SglangTraits {
 
 struct MegatronTraits {
   bool known = true;  // what its modules hold
-  // The model is of the class with mixers of several kinds, whatever kinds its
-  // layers have.
-  bool hybrid = false;
 };
 
 // Live models of transformers, which FSDP holds. Release 5 renamed the block of
@@ -143,15 +134,6 @@ struct TransformersTraits {
 
 struct Family {
   std::string_view model_type = "";  // of config.json
-  // Its class in transformers; "": that of another family.
-  std::string_view transformers_class = "";
-  // Given a model of which `mtp` and `vision` are set, fills
-  // `model.architecture` and `model.params`: a tower if `vision`,
-  // embedding, stacks of the layers in the order of computation, final norm,
-  // head. A tied head is a skip. Wrong keys are reported by `config`; the model
-  // is not used then.
-  // nullptr: a file of rules says it.
-  void (*build)(ConfigReader& config, Model& model) = nullptr;
   VllmTraits vllm = {};
   SglangTraits sglang = {};
   MegatronTraits megatron = {};
@@ -167,19 +149,6 @@ struct Family {
 
 // Of models whose params have no roles.
 inline constexpr Family kNoFamily;
-
-// nullptr for a model_type that no family in C++ has.
-const Family* FindFamily(std::string_view model_type);
-
-// A class of transformers, and the model_type of its family.
-struct FamilyClass {
-  std::string_view transformers_class;
-  std::string_view model_type;
-};
-std::vector<FamilyClass> FamilyClasses();
-
-// The known model_types, in alphabetical order.
-std::vector<std::string_view> FamilyNames();
 
 }  // namespace refit
 

@@ -32,10 +32,12 @@ std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 
 // The known class that is most like one that the config names. Of an unknown
 // family "architectures" may be anything.
-std::optional<FamilyClass> LikeClass(const ConfigReader& config) {
-  const std::vector<FamilyClass> known = FamilyClasses();
+const BuiltInRules* LikeClass(const ConfigReader& config) {
   std::vector<std::string_view> names;
-  for (const FamilyClass& of : known) names.push_back(of.transformers_class);
+  for (const BuiltInRules& rules : AllBuiltInRules()) {
+    if (rules.transformers_class.empty()) continue;
+    names.push_back(rules.transformers_class);
+  }
   for (const JsonMember& member : config.members()) {
     if (member.key != "architectures" || member.value.AsArray() == nullptr) {
       continue;
@@ -43,30 +45,29 @@ std::optional<FamilyClass> LikeClass(const ConfigReader& config) {
     for (const JsonValue& name : *member.value.AsArray()) {
       if (name.AsString() == nullptr) continue;
       const std::string like = NearestWord(*name.AsString(), names);
-      for (const FamilyClass& of : known) {
-        if (of.transformers_class == like) return of;
+      for (const BuiltInRules& rules : AllBuiltInRules()) {
+        if (!like.empty() && rules.transformers_class == like) return &rules;
       }
     }
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 // Says what else a model of an unknown family can be moved by.
 std::string UnknownFamily(const std::string& model_type,
                           const ConfigReader& config) {
   std::string like;
-  if (const std::optional<FamilyClass> found = LikeClass(config)) {
-    like = absl::StrFormat("its architectures are like %s of %s",
-                           found->transformers_class, found->model_type);
-    if (FindBuiltInRules(found->model_type) != nullptr) {
-      like += absl::StrFormat(
-          ", whose rules may be copied and changed: "
-          "share/refit/families/%s.json",
-          found->model_type);
-    }
-    like += "; ";
+  if (const BuiltInRules* found = LikeClass(config)) {
+    like = absl::StrFormat(
+        "its architectures are like %s of %s, whose rules may be copied and "
+        "changed: share/refit/families/%s.json; ",
+        found->transformers_class, found->model_type, found->model_type);
   }
-  const std::string nearest = NearestWord(model_type, FamilyNames());
+  std::vector<std::string_view> known;
+  for (const BuiltInRules& rules : AllBuiltInRules()) {
+    known.push_back(rules.model_type);
+  }
+  const std::string nearest = NearestWord(model_type, known);
   return absl::StrFormat(
       "unknown model_type %s; %s%swanted %s; a file can describe other "
       "families: \"model\": {\"config\": PATH, \"rules\": PATH}; or they move "
@@ -75,7 +76,7 @@ std::string UnknownFamily(const std::string& model_type,
       "job that Python's refit.describe and refit.merge make of live models",
       Quoted(model_type),
       nearest.empty() ? "" : absl::StrFormat("did you mean \"%s\"? ", nearest),
-      like, Alternatives(FamilyNames()));
+      like, Alternatives(known));
 }
 
 // What the job wants beside the model's layers.
@@ -101,9 +102,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   ConfigReader config(values, document->root);
   const std::string model_type = config.String("model_type");
   if (model_type.empty()) return std::nullopt;
-  const Family* family = FindFamily(model_type);
   const BuiltInRules* built_in = FindBuiltInRules(model_type);
-  if (family == nullptr && built_in == nullptr && !rules.given) {
+  if (built_in == nullptr && !rules.given) {
     if (need_family) {
       config.Error("model_type", UnknownFamily(model_type, config));
     }
@@ -116,11 +116,8 @@ std::optional<Model> ReadConfigModel(const std::string& path,
   model.quant_method = config.QuantMethod();
   if (rules.given) {
     BuildByRules(rules.value, rules.place, config, model);
-  } else if (built_in != nullptr) {
-    BuildByRules(*built_in, config, model);
   } else {
-    model.architecture.family = family;
-    family->build(config, model);
+    BuildByRules(*built_in, config, model);
   }
   // Buffers that older code stored; all frameworks make them anew.
   model.stored_beside.push_back("*.rotary_emb.inv_freq");

@@ -69,7 +69,14 @@ std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
     case ParamRole::kDeltaGatedNorm:
       if (!a.delta.has_value()) return std::nullopt;
       return a.delta->value_dim;
+    case ParamRole::kDeltaQkvz:
+      if (!a.delta.has_value()) return std::nullopt;
+      return 2 * (a.delta->keys() + a.delta->values());
+    case ParamRole::kDeltaBa:
+      if (!a.delta.has_value()) return std::nullopt;
+      return 2 * a.delta->value_heads;
     case ParamRole::kAttentionSinks:
+    case ParamRole::kAttentionSinksFp32:
       return a.heads;
     case ParamRole::kQueryHeadsNorm:
       return a.heads * a.head_dim;

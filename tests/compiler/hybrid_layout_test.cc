@@ -96,8 +96,9 @@ TEST(MtpLayoutTest, PredictionsAreNotMoreThanLayersMayBe) {
   EXPECT_EQ(ReadErrors(Nemotron(R"("num_nextn_predict_layers": 50001,
                                    "mtp_hybrid_override_pattern": "*E")"),
                        /*mtp=*/true),
-            "num_nextn_predict_layers 50001, each of 2 layers, makes 100002; "
-            "wanted at most 100000\n");
+            "sizes.mtp_layers is \"num_nextn_predict_layers * mtp_block or "
+            "0\", 100002 for this config.json; wanted 0 to 100000 "
+            "(families/nemotron_h.json:20)\n");
 }
 
 TEST(Qwen3NextTest, LayerTypesComeBeforeTheInterval) {
@@ -109,7 +110,7 @@ TEST(Qwen3NextTest, LayerTypesComeBeforeTheInterval) {
   EXPECT_FALSE(hf.contains("model.layers.1.self_attn.q_proj.weight"));
   EXPECT_EQ(ReadErrors(Qwen3Next(R"(, "layer_types": ["full_attention"])"),
                        /*mtp=*/false),
-            "layer_types has 1 entries; wanted one for each of 2 layers\n");
+            "layer_types has 1 words; wanted 2, one per layer\n");
   EXPECT_EQ(
       ReadErrors(Qwen3Next(R"(, "layer_types": ["mamba", "full_attention"])"),
                  /*mtp=*/false),
@@ -127,10 +128,11 @@ TEST(Qwen3NextTest, SomeLayersMayBeDense) {
     EXPECT_TRUE(hf.contains("model.layers.1.mlp.experts.3.up_proj.weight"));
     EXPECT_FALSE(hf.contains("model.layers.1.mlp.up_proj.weight"));
   }
-  EXPECT_EQ(ReadErrors(Qwen3Next(R"(, "mlp_only_layers": [0])"), /*mtp=*/true),
-            "mlp_only_layers makes some layers dense, and the multi-token-"
-            "prediction layer of such a model is not known; wanted \"mtp\": "
-            "false\n");
+  EXPECT_EQ(
+      ReadErrors(Qwen3Next(R"(, "mlp_only_layers": [0])"), /*mtp=*/true),
+      "mlp_only_layers is an array, which makes some layers dense, and the "
+      "multi-token-prediction layer of such a model is not known; wanted "
+      "\"mtp\": false\n");
 }
 
 TEST(HybridSglangLayoutTest, WhatItsQwen3NextLacksIsReported) {

@@ -1,5 +1,6 @@
-// Families that a file of rules describes: plans equal to those of the same
-// families in C++, and what is said of each mistake in a file.
+// Families that a file of rules describes: plans of a user's copy equal to
+// those of the family that is compiled in, and what is said of each mistake in
+// a file.
 #include "compiler/model/rules/rules.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +18,12 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "compiler/compile.h"
 #include "compiler/model/model.h"
 #include "compiler/model/rules/expression.h"
-#include "compiler/model/rules/role_words.h"
+#include "compiler/model/stacks.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
 #include "tests/compiler/layout_testing.h"
@@ -30,7 +32,8 @@
 namespace refit {
 namespace {
 
-const std::string kRules = std::string(REFIT_SOURCE_DIR) + "/examples/rules/";
+const std::string kRules =
+    std::string(REFIT_SOURCE_DIR) + "/compiler/model/families/";
 
 constexpr char kDenseKeys[] = R"("num_hidden_layers": 4, "hidden_size": 16,
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4,
@@ -73,24 +76,26 @@ constexpr char kMixersAndLatentExperts[] = R"(
     "use_conv_bias": false, "n_routed_experts": 8, "moe_intermediate_size": 8,
     "moe_shared_expert_intermediate_size": 16, "moe_latent_size": 12)";
 
-// The same plan by the family's rules and by the family in C++.
+// The same plan by the family, and by its file as the user's.
 void ExpectSamePlan(const FamilyConfig& family, const std::string& sides) {
   const TemporaryDirectory directory;
   const std::string config = directory.Write(
       "config.json", absl::StrFormat(R"({"model_type": "%s", %s, %s})",
                                      family.name, kDenseKeys, family.config));
-  const std::string by_cxx = BodyOf(absl::StrFormat("\"%s\"", config), sides);
+  const std::string by_family =
+      BodyOf(absl::StrFormat("\"%s\"", config), sides);
   const std::string by_rules =
       BodyOf(absl::StrFormat(R"({"config": "%s", "rules": "%s"})", config,
                              kRules + family.name + ".json"),
              sides);
-  ASSERT_EQ(by_cxx.size(), 32u) << by_cxx;
-  EXPECT_EQ(by_rules, by_cxx) << family.name << " " << family.config << sides;
+  ASSERT_EQ(by_family.size(), 32u) << by_family;
+  EXPECT_EQ(by_rules, by_family)
+      << family.name << " " << family.config << sides;
 }
 
 class RulesParityTest : public testing::TestWithParam<std::string> {};
 
-TEST_P(RulesParityTest, PlansAreThoseOfTheFamilyInCxx) {
+TEST_P(RulesParityTest, PlansAreThoseOfTheFamily) {
   for (const FamilyConfig& family :
        {FamilyConfig{"nemotron_h", kMixers},
         FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
@@ -119,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(
                            "dtype": "fp32"},
            "options": {"exclude": ["*.o_proj.bias"]})"));
 
-TEST(RulesTest, PlansForSglangAreThoseOfTheFamilyInCxx) {
+TEST(RulesTest, PlansForSglangAreThoseOfTheFamily) {
   for (const FamilyConfig& family :
        {FamilyConfig{"nemotron_h", kMixers},
         FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
@@ -134,7 +139,7 @@ TEST(RulesTest, PlansForSglangAreThoseOfTheFamilyInCxx) {
   }
 }
 
-TEST(RulesTest, ExpertsThatAreSpreadArePlannedAsInCxx) {
+TEST(RulesTest, ExpertsThatAreSpreadArePlannedAsByTheFamily) {
   for (const FamilyConfig& family :
        {FamilyConfig{"nemotron_h", kMixers},
         FamilyConfig{"nemotron_h", kMixersAndLatentExperts}}) {
@@ -303,7 +308,7 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
            Case{Param(R"({"name": "a.{rank}", "shape": ["hidden"],
                           "role": "attention_norm"})"),
                 "rules.json:1:44: error: params[0].name is \"a.{rank}\"; "
-                "wanted no braces but one {layer} and one {expert}\n"},
+                "wanted no braces but one {layer} or {mtp} and one {expert}\n"},
            Case{Param(R"({"name": "{layer}.{expert}.up", "shape": [2, "hidden"],
                           "role": "expert_up"})"),
                 "rules.json:1:44: error: params[0].name has {expert}, and the "
@@ -314,6 +319,9 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
                 "rules.json:2:63: error: params[0].layers is \"sparce\", which "
                 "is no set of \"layers\"; did you mean \"sparse\"?\n"},
            Case{Param(kEmbedding, R"(, "layers": {"b": {"besides": "a"}})"),
+                "rules.json:1:52: error: layers.b.besides is \"a\", which is "
+                "no set of layers before it\n"},
+           Case{Param(kEmbedding, R"(, "layers": {"b": {"besides": ["a"]}})"),
                 "rules.json:1:52: error: layers.b.besides is \"a\", which is "
                 "no set of layers before it\n"},
            Case{Param(kEmbedding, R"(, "layers": {"b": {"except": "mlp"}})"),
@@ -409,7 +417,10 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
 // What roles of latent attention and of mixers need, and what they refuse.
 // A size whose mistake was reported is no mistake where others name it.
 // The names of a model of such rules, or the mistakes.
-std::string Names(const std::string& rules, const std::string& more = "") {
+// `member`: what is listed of each param.
+template <typename Member>
+std::string ListOf(const std::string& rules, const std::string& more, bool mtp,
+                   const Member& member) {
   const TemporaryDirectory directory;
   Job job;
   job.model.config_path =
@@ -419,15 +430,28 @@ std::string Names(const std::string& rules, const std::string& more = "") {
   job.model.rules_path = {.value = directory.Write("rules.json", rules),
                           .place = {},
                           .given = true};
-  job.source.mtp.value = more.find("mtp") != std::string::npos;
+  job.source.mtp.value = mtp;
   Diagnostics diagnostics;
   const std::optional<Model> model = ReadModel(job, diagnostics);
   if (!model.has_value()) return directory.Relative(diagnostics.Render());
   std::string names;
-  for (const auto& param : model->params) {
-    names += param.name.substr(param.name.rfind("0}") + 1) + " ";
-  }
+  for (const struct Param& param : model->params) names += member(param) + " ";
   return names;
+}
+
+std::string Names(const std::string& rules, const std::string& more = "") {
+  const bool mtp = more.find("mtp") != std::string::npos;
+  return ListOf(rules, more, mtp, [](const struct Param& param) {
+    return param.name.substr(param.name.rfind("0}") + 1);
+  });
+}
+
+// With all numbers.
+std::string FullNames(const std::string& rules, const std::string& more,
+                      bool mtp = false) {
+  return ListOf(rules, more, mtp, [](const struct Param& param) {
+    return absl::StrJoin(MemberNames(param), " ");
+  });
 }
 
 TEST(RulesTest, AFamilyMayBeLikeAnother) {
@@ -651,6 +675,77 @@ TEST(RulesTest, AListOfLayersComesBeforeEveryWhichMayReplaceIt) {
   };
   EXPECT_EQ(layers(""), layers(R"(, "kinds": ["b", "a"])"));
   EXPECT_NE(layers(""), layers(R"(, "kinds": ["b", "b"])"));
+}
+
+// Two predictions of three layers each: the first of each has a norm more.
+TEST(RulesTest, PredictionsMayHaveNumbersOfTheirOwn) {
+  const std::string rules =
+      R"({"model_type": "mine", "sizes": {"mtp_block": "kinds.count",
+          "mtp_layers": "2 * mtp_block"}, "layers": {
+          "first": {"from": "layers", "every": "mtp_block", "at": 0},
+          "last": {"from": "layers", "every": "mtp_block"},
+          "a": {"from": "layers", "where": {"kinds": ["a", "c"]}},
+          "rest": {"from": "layers", "besides": ["a"],
+                   "alike": {"kinds": "b"}}}, "params": [
+          {"name": "e", "role": "embedding", "shape": ["vocab", "hidden"]},
+          {"name": "p.{mtp}.in", "role": "mtp_projection",
+           "shape": ["hidden", "2 * hidden"], "layers": "first"},
+          {"name": "p.{mtp}.out", "role": "mtp_final_norm",
+           "shape": ["hidden"], "layers": "last"},
+          {"name": "p.{mtp}.a", "role": "replicated", "shape": [1],
+           "layers": "a"},
+          {"name": "p.{mtp}.b", "role": "replicated", "shape": [1],
+           "layers": "rest"}]})";
+  EXPECT_EQ(FullNames(rules, R"(, "kinds": ["a", "b", "c"])", /*mtp=*/true),
+            "e p.0.in p.3.in p.2.out p.5.out p.0.a p.2.a p.3.a p.5.a p.1.b "
+            "p.4.b ");
+  EXPECT_EQ(FullNames(rules, R"(, "kinds": "abc")", /*mtp=*/true),
+            FullNames(rules, R"(, "kinds": ["a", "b", "c"])", /*mtp=*/true));
+  EXPECT_EQ(FullNames(rules, R"(, "kinds": "abc")"), "e ");
+  EXPECT_NE(FullNames(rules, R"(, "kinds": "abd")", /*mtp=*/true)
+                .find("kinds has a layer \"d\"; wanted a, c or b"),
+            std::string::npos);
+  const auto mistake = [](const std::string& param) {
+    return FullNames(absl::StrFormat(
+                         R"({"model_type": "mine", "sizes": {"mtp_layers": 2},
+        "layers": {"first": {"to": 1}}, "params": [%s]})",
+                         param),
+                     "", /*mtp=*/true);
+  };
+  EXPECT_NE(mistake(R"({"name": "p.{mtp}", "role": "replicated", "shape": [1],
+                        "layers": "first"})")
+                .find("params[0].layers is \"first\", which has layers before "
+                      "those of multi-token prediction"),
+            std::string::npos);
+  EXPECT_NE(mistake(R"({"name": "p", "role": "mtp_final_norm",
+                        "shape": ["hidden"]})")
+                .find("params[0].name is \"p\", and the model has 2 layers of "
+                      "multi-token prediction; wanted {mtp} or {layer} in it"),
+            std::string::npos);
+}
+
+TEST(RulesTest, ListsOfOneThingMustNotDiffer) {
+  const auto found = [](const std::string& lists) {
+    return FullNames(R"({"model_type": "mine", "layers": {"some": {
+        "where": {"kinds": ["a", "x"], "rates": 4}}}, "params": [
+        {"name": "{layer}.x", "role": "replicated", "shape": [1],
+         "layers": "some"}]})",
+                     lists);
+  };
+  const std::string wanted = found(R"(, "kinds": ["b", "a"])");
+  EXPECT_EQ(wanted, "1.x ");
+  EXPECT_EQ(found(R"(, "rates": [0, 4])"), wanted);
+  EXPECT_EQ(found(R"(, "kinds": ["b", "x"], "rates": [0, 4])"), wanted);
+  EXPECT_NE(found(R"(, "kinds": ["a", "b"], "rates": [0, 4])")
+                .find("rates has a layer \"0\"; wanted 4"),
+            std::string::npos);
+  EXPECT_NE(
+      found(R"(, "kinds": ["a", "b"], "rates": [4, 4])")
+          .find("rates of layer 1 is \"4\", and by kinds it is not \"4\""),
+      std::string::npos);
+  EXPECT_NE(found("").find("layers.some.where: config.json has no key "
+                           "\"kinds\""),
+            std::string::npos);
 }
 
 TEST(RulesTest, RotaryPairsAreOfQueriesAndKeys) {

@@ -144,6 +144,7 @@ Model DeepseekV4(const std::string& more = "") {
       R"({"model_type": "deepseek_v4", "hidden_size": 4, "head_dim": 2,
           "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 64,
           "num_hidden_layers": 2, "compress_ratios": [0, 4, 0],
+          "num_nextn_predict_layers": 1,
           "num_hash_layers": 1, "q_lora_rank": 2, "o_lora_rank": 3,
           "o_groups": 2, "index_n_heads": 3, "index_head_dim": 2, "hc_mult": 2,
           "n_routed_experts": 2, "num_experts_per_tok": 2,
@@ -294,23 +295,24 @@ TEST(VllmFamiliesTest, ADeepseekV4WithOtherParametersIsRefused) {
     return messages;
   };
   EXPECT_EQ(errors(R"(, "compress_ratios": [0, 2])"),
-            "compress_ratios has a layer 2; wanted 0, 4 or 128\n"
-            "compress_ratios has 1 layers; wanted 2 of num_hidden_layers\n");
+            "compress_ratios has a layer \"2\"; wanted 4, 128 or 0\n");
   EXPECT_EQ(errors(R"(, "layer_types": ["sliding_attention"])"),
-            "layer_types has 1 layers; wanted 2 of num_hidden_layers\n");
+            "layer_types has 1 words; wanted 2, one per layer\n");
   EXPECT_EQ(errors(R"(, "compress_ratios": [0, 4],
                       "mlp_layer_types": ["moe", "hash_moe"])"),
-            "mlp_layer_types has 2 layers, of which 1 are hash_moe and 1 moe; "
-            "wanted 2, hash_moe first\n");
+            "mlp_layer_types of layer 0 is \"moe\", and by the count of its "
+            "words it is \"hash_moe\": frameworks differ in which they read; "
+            "wanted both alike\n");
   EXPECT_EQ(errors(R"(, "compress_ratios": [0, 4], "compress_rates":
                       {"compressed_sparse_attention": 8}, "vision_n_layers": 2,
                       "n_shared_experts": 2, "tie_word_embeddings": true)"),
             "tie_word_embeddings true is not supported; wanted false\n"
-            "vision_n_layers above 0, a vision tower, is not supported; wanted "
-            "0\n"
+            "vision_n_layers 2 is not supported; wanted 0\n"
             "n_shared_experts is 2, which frameworks read differently; wanted "
             "1\n"
-            "compress_rates of compressed_sparse_attention is 8; wanted 4\n");
+            "compress_rates is an object, and no other rates are known; wanted "
+            "4 for compressed_sparse_attention and 128 for "
+            "heavily_compressed_attention\n");
 }
 
 TEST(VllmFamiliesTest, NormsAroundAnMlpAreWhole) {

@@ -453,7 +453,7 @@ void MegatronLayout::AddFusedExperts(const Chunk& chunk,
 
 bool MegatronLayout::IsHybrid() const {
   const Architecture& architecture = context_.model.architecture;
-  return architecture.mamba.has_value() || architecture.family->megatron.hybrid;
+  return architecture.mamba.has_value();
 }
 
 std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,

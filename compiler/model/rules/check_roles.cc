@@ -15,7 +15,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "compiler/model/family.h"
-#include "compiler/model/rules/role_words.h"
 #include "compiler/model/stacks.h"
 
 namespace refit {
@@ -64,9 +63,11 @@ constexpr Companions kCompanions[] = {
     {kDeltaB, kDeltaA, kBack},
 };
 
-bool IsOfPrediction(ParamRole role) {
-  return role == kMtpEmbeddingNorm || role == kMtpHiddenNorm ||
-         role == kMtpProjection || role == kMtpFinalNorm;
+// As the model counts them.
+std::vector<int32_t> LayersOf(const Param& param) {
+  std::vector<int32_t> layers = param.index[0].numbers;
+  for (int32_t& layer : layers) layer += param.first_layer;
+  return layers;
 }
 
 bool IsOfNumber(char c) {
@@ -165,16 +166,16 @@ void RoleChecker::CheckRolesOfLayers() {
     const Param& param = model_.params[rule.param];
     if (IsPlainModule(param.role) || IsTower(param.role)) continue;
     std::vector<int32_t> layers = {-1};
-    if (!param.index.empty()) layers = param.index[0].numbers;
+    if (!param.index.empty()) layers = LayersOf(param);
     for (const int32_t layer : layers) {
-      if (IsOfPrediction(param.role) &&
-          layer + param.first_layer < model_.architecture.layers) {
+      if (FormOf(param.role).of_prediction &&
+          layer < model_.architecture.layers) {
         values_.Error(*rule.value,
                       absl::StrFormat(
                           "params[%s] is the role %s of layer %d, which is no "
                           "layer of multi-token prediction; wanted "
                           "\"layers\": \"mtp\"",
-                          Quoted(param.name), RoleWord(param.role), layer));
+                          Quoted(param.name), FormOf(param.role).word, layer));
         break;
       }
       const auto [it, is_new] = seen.try_emplace({param.role, layer}, &rule);
@@ -185,7 +186,7 @@ void RoleChecker::CheckRolesOfLayers() {
               "params[%s] is the role %s%s a second time, after %s; wanted "
               "each once (column, row, replicated, first_stage and last_stage "
               "may stand often)",
-              Quoted(param.name), RoleWord(param.role),
+              Quoted(param.name), FormOf(param.role).word,
               layer < 0 ? "" : absl::StrCat(" of layer ", layer),
               Quoted(model_.params[it->second->param].name)));
       break;
@@ -234,7 +235,7 @@ void RoleChecker::CheckJoined() {
       for (const Rule& rule : rules_) {
         const Param& param = model_.params[rule.param];
         if (param.role != role) continue;
-        for (const int32_t layer : param.index[0].numbers) {
+        for (const int32_t layer : LayersOf(param)) {
           const auto [it, is_new] = first.try_emplace(layer, &rule);
           const Param& other = model_.params[it->second->param];
           const auto begin = static_cast<ptrdiff_t>(together.from_dim);
@@ -268,7 +269,7 @@ void RoleChecker::CheckCompanions() {
       const bool is_other_order =
           role == kFusedExpertGateUp && param.role == kFusedExpertGateThenUp;
       if (param.role != role && !is_other_order) continue;
-      for (const int32_t layer : param.index[0].numbers) layers[layer] = &rule;
+      for (const int32_t layer : LayersOf(param)) layers[layer] = &rule;
     }
     return layers;
   };
@@ -276,10 +277,11 @@ void RoleChecker::CheckCompanions() {
                          ParamRole role, ParamRole other) {
     for (const auto& [layer, rule] : have) {
       if (want.contains(layer)) continue;
-      values_.Error(*rule->value,
-                    absl::StrFormat("layer %d has the role %s and no %s; "
-                                    "wanted both",
-                                    layer, RoleWord(role), RoleWord(other)));
+      values_.Error(
+          *rule->value,
+          absl::StrFormat("layer %d has the role %s and no %s; "
+                          "wanted both",
+                          layer, FormOf(role).word, FormOf(other).word));
       return;
     }
   };

@@ -182,8 +182,8 @@ class Evaluator {
   }
 
   // "layer_types.dense": how many words of the config's list are "dense". Of a
-  // string 1 or 0. "sizes.count": how many elements it has; "sizes.0": the
-  // first.
+  // string 1 or 0; of an object the member. "sizes.count": how many elements it
+  // has, or letters; "sizes.0": the first.
   absl::StatusOr<int64_t> Words(std::string_view key) {
     ++at_;
     const std::string_view word = Next();
@@ -202,6 +202,10 @@ class Evaluator {
         return Wrong(absl::StrFormat("config.json has %s as %s, which is no %s",
                                      Quoted(key), value->Text(), wanted));
       };
+      if (const std::string* letters = value->AsString();
+          letters != nullptr && !is_element) {
+        return static_cast<int64_t>(letters->size());
+      }
       if (words == nullptr) return wrong("list");
       if (!is_element) return static_cast<int64_t>(words->size());
       size_t at = 0;
@@ -212,6 +216,15 @@ class Evaluator {
         return wrong(absl::StrFormat("list with an integer at %s", word));
       }
       return *(*words)[at].AsInteger();
+    }
+    if (const JsonValue::Object* members = value->AsObject()) {
+      for (const JsonMember& member : *members) {
+        if (member.key != word || member.value.AsInteger() == nullptr) continue;
+        return *member.value.AsInteger();
+      }
+      return OfKey(key, absl::NotFoundError(absl::StrFormat(
+                            "config.json's %s has no integer %s", Quoted(key),
+                            Quoted(word))));
     }
     const auto is_word = [&](const JsonValue& found) {
       return found.AsString() != nullptr && *found.AsString() == word;

@@ -34,11 +34,12 @@ struct ExpressionScope {
 
 // The value of `text`: integers, true and false (1 and 0), names, + - * / and
 // parentheses; "A or B" is B where the config lacks a key that A names; "not A"
-// is 1 where A is 0; "KEY.WORD" is how many words of a list are WORD, and of a
-// string 1 or 0; "KEY.count" is how many elements a list has, and "KEY.0" its
-// first one. "/" must leave no remainder, and "//" drops it. The status
-// says what is wrong, without the text: NotFound for a missing key, Unavailable
-// for a size without a value, else InvalidArgument.
+// is 1 where A is 0; "KEY.WORD" is how many words of a list are WORD, of a
+// string 1 or 0, and of an object its member; "KEY.count" is how many elements
+// a list has, or letters a string, and "KEY.0" its first one. "/" must leave no
+// remainder, and "//" drops it. The status says what is wrong, without the
+// text: NotFound for a missing key, Unavailable for a size without a value,
+// else InvalidArgument.
 absl::StatusOr<int64_t> Evaluate(std::string_view text,
                                  const ExpressionScope& scope);
 // The key of the config that such a status is about; "": it is about none.

@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "compiler/model/family.h"
 #include "compiler/model/model.h"
-#include "compiler/model/rules/role_words.h"
 #include "compiler/model/rules/rules.h"
 
 namespace refit {
@@ -29,7 +28,9 @@ const std::vector<LayerPart>& LayerParts() {
   static const auto& parts = *new std::vector<LayerPart>{
       {{kQuery, kKey, kValue}, kAttentionOutput},
       {{kQueryDown, kQueryUp}, {}},
-      {{kKeyValueDown, kKeyValueUp}, kAttentionOutput},
+      {{kKeyValueUp}, kKeyValueDown},
+      {{kKeyValueUp}, kAttentionOutput},
+      {{kAttentionOutputDown, kAttentionOutputUp}, kKeyValueDown},
       {{kMlpUp, kMlpDown}, {}},
       {{kExpertUp, kExpertDown}, kRouter},
       {{kStackedExpertGateUp, kStackedExpertDown}, kRouter},
@@ -38,9 +39,9 @@ const std::vector<LayerPart>& LayerParts() {
       {{kMtpEmbeddingNorm, kMtpHiddenNorm, kMtpProjection, kMtpFinalNorm}, {}},
       {{kIndexKey, kIndexWeights}, kIndexQuery},
       {{kLatentDown, kLatentUp}, {}},
-      {{kDeltaQkv, kDeltaB, kDeltaConv, kDeltaALog, kDeltaDtBias,
-        kDeltaGatedNorm, kDeltaOut},
-       {}},
+      {{kDeltaQkv, kDeltaB}, kDeltaConv},
+      {{kDeltaQkvz, kDeltaBa}, kDeltaConv},
+      {{kDeltaConv, kDeltaALog, kDeltaDtBias, kDeltaGatedNorm, kDeltaOut}, {}},
       {{kMambaIn, kMambaConv, kMambaALog, kMambaD, kMambaDtBias, kMambaOut},
        {}},
   };
@@ -81,7 +82,7 @@ void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics) {
         model.place,
         absl::StrFormat("the rules give no param the role \"%s\", so that no "
                         "refit writes such a tensor; wanted one",
-                        RoleWord(role)));
+                        FormOf(role).word));
   }
   const auto warn = [&](const LayerPart& part, ParamRole role) {
     std::set<int32_t> without;
@@ -100,7 +101,7 @@ void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics) {
             "the rules give no param of %s the role \"%s\", beside \"%s\" "
             "(\"%s\"): no refit writes such a tensor there; wanted one, or "
             "modules of \"column\", \"row\" and \"replicated\" instead",
-            LayersText(without), RoleWord(role), RoleWord(other),
+            LayersText(without), FormOf(role).word, FormOf(other).word,
             has[other].first));
   };
   for (const LayerPart& part : LayerParts()) {

@@ -1,9 +1,9 @@
 #include <algorithm>
 
+#include "absl/strings/str_replace.h"
 #include "compiler/job/keys.h"
 #include "compiler/model/role_shape.h"
 #include "compiler/model/rules/reader.h"
-#include "compiler/model/rules/role_words.h"
 #include "compiler/model/stacks.h"
 
 namespace refit {
@@ -13,6 +13,8 @@ using enum ParamRole;
 
 constexpr std::string_view kLayer = "{layer}";
 constexpr std::string_view kExpert = "{expert}";
+// A layer of multi-token prediction, counted from 0.
+constexpr std::string_view kPrediction = "{mtp}";
 
 constexpr ParamRole kLatentRoles[] = {
     kLatentQuery,  kQueryDown,        kQueryDownNorm, kQueryUp,
@@ -44,7 +46,7 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                               const std::string& path) {
   const auto report = [&](std::string_view found, std::string_view wanted) {
     values_.Error(value, absl::StrFormat("%s is %s, and %s; wanted %s", path,
-                                         RoleWord(role), found, wanted));
+                                         FormOf(role).word, found, wanted));
   };
   const std::optional<LatentAttention>& latent = architecture().latent;
   if (IsTower(role) != is_tower_) {
@@ -53,11 +55,11 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                   : "only the params of \"tower\" have such roles",
         is_tower_ ? "a role that begins with \"tower_\"" : "another role");
   }
-  if (RoleWord(role).starts_with("mamba_") &&
+  if (FormOf(role).word.starts_with("mamba_") &&
       !architecture().mamba.has_value()) {
     return report("the model has no Mamba mixers", "\"mamba_heads\" in sizes");
   }
-  if (RoleWord(role).starts_with("delta_") &&
+  if (FormOf(role).word.starts_with("delta_") &&
       !architecture().delta.has_value()) {
     return report("the model has no delta nets",
                   "\"delta_key_heads\" in sizes");
@@ -65,7 +67,14 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
   const bool is_latent =
       std::find(std::begin(kLatentRoles), std::end(kLatentRoles), role) !=
       std::end(kLatentRoles);
+  const bool is_grouped = architecture().output_groups > 0;
+  if ((role == kAttentionOutputDown || role == kAttentionOutputUp) &&
+      !is_grouped) {
+    return report("the model's heads have no groups",
+                  "\"output_groups\" in sizes");
+  }
   if (is_latent && !latent.has_value()) {
+    if (is_grouped && role != kLatentQuery && role != kKeyValueUp) return;
     return report("the model has no latent attention",
                   "\"key_value_rank\" in sizes");
   }
@@ -151,7 +160,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     return;
   }
   param.role = *known;
-  if (param.role == kRouterCorrection && !dtype.given) {
+  if (IsAlwaysFp32(param.role) && !dtype.given) {
     param.dtype = DType::kFp32;
   }
 
@@ -172,7 +181,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   };
   const std::string without = [&] {
     std::string rest = *name_text;
-    for (const std::string_view mark : {kLayer, kExpert}) {
+    for (const std::string_view mark : {kLayer, kPrediction, kExpert}) {
       const size_t at = rest.find(mark);
       if (at != std::string::npos) rest.erase(at, mark.size());
     }
@@ -181,17 +190,29 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   if (without.find_first_of("{}") != std::string::npos) {
     values_.Error(*name,
                   absl::StrFormat("%s is %s; wanted no braces but one {layer} "
-                                  "and one {expert}",
+                                  "or {mtp} and one {expert}",
                                   reader.PathOf("name"), Quoted(*name_text)));
     return;
   }
-  const bool of_layer = replace(kLayer, "{0}");
+  const RoleForm& form = FormOf(param.role);
+  const bool counts_anew = replace(kPrediction, "{0}");
+  const bool of_layer = counts_anew || replace(kLayer, "{0}");
   const bool of_expert = replace(kExpert, "{1}");
-  const RoleForm form = FormOf(param.role);
+  // Where names say nothing of its number, there is one prediction at most.
+  const bool is_only_prediction = form.of_prediction && !of_layer;
+  const bool is_named_prediction = counts_anew || is_only_prediction;
+  if (is_named_prediction) {
+    names_predictions_ = true;
+    if (!model_.mtp) {
+      model_.stored_beside.push_back(
+          absl::StrReplaceAll(param.name, {{"{0}", "*"}, {"{1}", "*"}}));
+    }
+  }
   // A tower has numbered parts and others, of the same roles.
-  const bool layer_wanted = form.scope == RoleScope::kTower
-                                ? of_layer
-                                : form.scope != RoleScope::kModel;
+  const bool layer_wanted =
+      form.scope == RoleScope::kTower
+          ? of_layer
+          : form.scope != RoleScope::kModel && !is_only_prediction;
   const bool expert_wanted = form.scope == RoleScope::kExpert;
   if (of_layer != layer_wanted || of_expert != expert_wanted) {
     values_.Error(
@@ -203,7 +224,11 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
                                        : "neither {layer} nor {expert}"));
     return;
   }
-  if (of_layer) {
+  if (is_named_prediction) {
+    param.first_layer = static_cast<int32_t>(architecture().layers);
+    param.index.push_back(Consecutive(0, architecture().mtp_layers));
+    present &= architecture().mtp_layers > 0;
+  } else if (of_layer) {
     param.index.push_back(Consecutive(0, all_layers()));
   }
   if (layers != nullptr) {
@@ -222,7 +247,7 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
                                        : Hint(*set, sets)));
       return;
     }
-    if (!of_layer) {
+    if (param.index.empty()) {
       values_.Error(*layers, absl::StrFormat("%s is of a parameter without "
                                              "{layer}; wanted no such key",
                                              reader.PathOf("layers")));
@@ -230,8 +255,27 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     }
     param.index[0].numbers = found->second;
     present &= !found->second.empty();
+    for (int32_t& layer : param.index[0].numbers) layer -= param.first_layer;
+    if (present && param.index[0].numbers[0] < 0) {
+      values_.Error(*layers,
+                    absl::StrFormat("%s is %s, which has layers before those "
+                                    "of multi-token prediction; wanted a set "
+                                    "\"from\": \"layers\"",
+                                    reader.PathOf("layers"), Quoted(*set)));
+      return;
+    }
   }
   if (!present) return;
+  if (is_only_prediction && param.index[0].numbers.size() > 1) {
+    values_.Error(*name,
+                  absl::StrFormat("%s is %s, and the model has %d layers of "
+                                  "multi-token prediction; wanted {mtp} or "
+                                  "{layer} in it",
+                                  reader.PathOf("name"), Quoted(*name_text),
+                                  param.index[0].numbers.size()));
+    return;
+  }
+  if (is_refused_) return;
   bool has_shape = has_sizes_;
   for (size_t i = 0; i < extents->size(); ++i) {
     const std::optional<int64_t> extent = Number(
@@ -314,6 +358,7 @@ void RulesReader::ReadMtpLayers() {
     if (!own_->family.knows_mtp) architecture().mtp_layers = 0;
     return;
   }
+  if (names_predictions_) return;
   const auto of_layer = std::find_if(
       model_.params.begin(), model_.params.end(), [](const Param& param) {
         return !param.index.empty() && !IsTower(param.role);

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
@@ -33,6 +34,10 @@ inline constexpr std::string_view kTower = "tower";
 std::string Hint(std::string_view word,
                  const std::vector<std::string_view>& words);
 
+// The key of the config that says a size, if one alone does.
+std::string KeyOfSize(std::string_view name,
+                      absl::Span<const JsonMember> sizes);
+
 template <typename Sizes>
 struct KnownSize;
 template <typename T>
@@ -43,6 +48,12 @@ struct TowerSizes {
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
+};
+
+// Of layers from `first` on.
+struct LayerWords {
+  int64_t first = 0;
+  std::vector<std::string> words;
 };
 
 // Reads the file into the model, in the order of its parts: each uses those
@@ -113,15 +124,30 @@ class RulesReader {
   void ReadLayerSets();
   std::vector<int32_t> LayerSet(const JsonValue& value,
                                 const std::string& path);
-  // A word of each layer: of a list, or the letters of one string.
-  std::vector<std::string> WordsOfLayers(std::string_view key);
-  // Reports a list of the config that has not `word` for these layers alone.
+  // The words that each list of the config has for layers of the sets.
+  void ReadKnownWords();
+  // One word, an integer, or several that mean the same.
+  std::vector<std::string> WordsOfSet(const JsonValue& value,
+                                      const std::string& path);
+  // A word of each layer: of a list, or the letters of one string. A list of
+  // one prediction's layers holds for all. Empty after a report by `report`.
+  using Report = absl::FunctionRef<void(const std::string& mistake)>;
+  LayerWords WordsOfLayers(std::string_view key, bool of_prediction,
+                           Report report);
+  // The layers that "where" names; nullopt: the config has none of its lists.
+  std::optional<std::set<int64_t>> ReadWhere(const JsonValue& value,
+                                             const std::string& path,
+                                             bool of_prediction, bool may_lack);
+  std::set<int64_t> ReadExcept(const JsonValue& value, const std::string& path);
+  std::set<int64_t> ReadBesides(const JsonValue& value,
+                                const std::string& path);
+  // Reports a list of the config that has not its word for these layers alone.
   void CheckLayersAlike(const JsonMember& list, const std::string& path,
-                        const std::vector<int32_t>& layers,
+                        bool of_prediction, const std::set<int64_t>& layers,
                         const std::string& by);
   // The same of a list of layers' numbers.
   void CheckNumbersAlike(const JsonMember& list,
-                         const std::vector<int32_t>& layers,
+                         const std::set<int64_t>& layers,
                          const std::string& by);
   void ReadParams();
   // What is known of the layers that predict more tokens.
@@ -183,7 +209,11 @@ class RulesReader {
   DType dtype_ = DType::kUnspecified;  // of the config
   bool has_sizes_ = false;             // and layers, all of them
   int64_t mtp_layers_ = 0;             // also if the job leaves them out
+  bool is_refused_ = false;            // so that shapes may have no sense
+  bool names_predictions_ = false;     // by numbers of their own
   std::set<std::string> reported_;     // keys of the config
+  // Of keys of the config: the words of all sets of layers, in their order.
+  std::map<std::string, std::vector<std::string>, std::less<>> known_words_;
   std::shared_ptr<OwnFamily> own_ = std::make_shared<OwnFamily>();
   std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;
   std::vector<Rule> rules_;         // of each param

@@ -84,7 +84,7 @@ void RulesReader::ReadKeys() {
   Located<std::vector<std::string>> needed;
   reader_.Read("needed", {}, needed);
   for (const std::string& key : needed.value) {
-    if (!config_.IsThere(key)) config_.NumberOrNone(key);  // which reports it
+    if (!config_.IsThere(key)) config_.RequireNumberOrNone(key);
   }
   for (const JsonMember& member : Members("only")) {
     if (!config_.IsThere(member.key)) continue;
@@ -120,6 +120,7 @@ void RulesReader::ReadRefusals() {
     const bool refused =
         Number(*condition, reader.PathOf("if"), {}).value_or(0) != 0;
     if (!refused || text == nullptr) continue;
+    is_refused_ = true;
     const JsonValue* found = scope_.Find(member.key);
     config_.Error(
         member.key,

@@ -7,6 +7,7 @@
 #include "compiler/model/rules/reader.h"
 
 namespace refit {
+
 // Sizes that layouts read, and what each is unless the file says.
 template <typename Sizes>
 struct KnownSize {
@@ -30,7 +31,11 @@ constexpr KnownSize<Architecture> kSizes[] = {
     {"vocab", "vocab_size", 1, kExtentMax, &Architecture::vocab},
     {"experts", "0", 0, kCountMax, &Architecture::experts},
     {"expert_groups", "1", 0, kCountMax, &Architecture::expert_groups},
+    {"mtp_block", "1", 0, kCountMax, &Architecture::mtp_block},
     {"mtp_layers", "0", 0, kCountMax, &Architecture::mtp_layers},
+    {"output_groups", "0", 0, kExtentMax, &Architecture::output_groups},
+    {"hash_layers", "0", 0, kCountMax, &Architecture::hash_layers},
+    {"experts_per_token", "0", 0, kCountMax, &Architecture::experts_per_token},
 };
 // Sizes of a part that a model has or lacks: each is above 0, or all are 0.
 // Products of two and sums of products stay far below 2^63.
@@ -65,6 +70,18 @@ constexpr KnownSize<TowerSizes> kTowerSizes[] = {
 };
 
 }  // namespace
+
+std::string KeyOfSize(std::string_view name,
+                      absl::Span<const JsonMember> sizes) {
+  std::string_view text = name == "heads"      ? "num_attention_heads"
+                          : name == "kv_heads" ? "num_key_value_heads"
+                                               : name;
+  for (const JsonMember& member : sizes) {
+    if (member.key != name || member.value.AsString() == nullptr) continue;
+    text = *member.value.AsString();
+  }
+  return std::string(text.substr(0, text.find(" or ")));
+}
 
 bool RulesReader::ReadTied(absl::Span<const JsonMember> sizes,
                            const Place& place) {
@@ -231,6 +248,9 @@ void RulesReader::ReadSizes() {
   }
   mtp_layers_ = architecture().mtp_layers;
   if (!model_.mtp) architecture().mtp_layers = 0;
+  if (architecture().mtp_layers == 0) architecture().mtp_block = 1;
+  architecture().hash_layers =
+      std::min(architecture().hash_layers, architecture().layers);
   architecture().tied = ReadTied(members, place);
   architecture().index_rope_interleaved =
       ReadKnownSize<Architecture>(
@@ -254,11 +274,11 @@ void RulesReader::ReadSizes() {
     const absl::StatusOr<int64_t> size = Evaluate(name, scope_);
     const absl::StatusOr<int64_t> of = Evaluate(of_name, scope_);
     if (!size.ok() || !of.ok() || *size == 0 || *of % *size == 0) return;
-    constexpr std::string_view kKey = "num_key_value_heads";
-    if (is_compiled_in_ && name == "kv_heads" && config_.Has(kKey)) {
-      config_.Error(kKey, absl::StrFormat("%s %d does not divide "
-                                          "num_attention_heads %d",
-                                          kKey, *size, *of));
+    const std::string key = KeyOfSize(name, members);
+    if (is_compiled_in_ && config_.Has(key)) {
+      config_.Error(key,
+                    absl::StrFormat("%s %d does not divide %s %d", key, *size,
+                                    KeyOfSize(of_name, members), *of));
       return;
     }
     diagnostics().Error(place,
@@ -268,6 +288,7 @@ void RulesReader::ReadSizes() {
   };
   check_divides("mamba_groups", "mamba_heads");
   check_divides("delta_key_heads", "delta_value_heads");
+  check_divides("output_groups", "heads");
   if (architecture().latent.has_value()) {
     // Which have no meaning there.
     architecture().kv_heads = 0;

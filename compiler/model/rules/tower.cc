@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "compiler/model/rules/reader.h"
 
 namespace refit {
@@ -67,14 +65,7 @@ void RulesReader::ReadAsTower() {
   ReadTowerSizes(members);
   architecture().tower_heads = tower_.heads;
   if (tower_.hidden % tower_.heads != 0) {
-    const auto given =
-        std::find_if(members.begin(), members.end(),
-                     [](const JsonMember& m) { return m.key == "heads"; });
-    std::string_view key = "num_attention_heads";
-    if (given != members.end() && given->value.AsString() != nullptr) {
-      key = *given->value.AsString();
-      key = key.substr(0, key.find(" or "));
-    }
+    const std::string key = KeyOfSize("heads", members);
     config_.Error(key, absl::StrFormat("%s %d does not divide hidden_size %d",
                                        key, tower_.heads, tower_.hidden));
   }

@@ -11,6 +11,28 @@ struct TraitWord {
 };
 namespace {
 
+constexpr std::pair<std::string_view, bool VllmTraits::*> kVllmFlags[] = {
+    {"output_bias", &VllmTraits::output_bias},
+    {"fp32_router", &VllmTraits::fp32_router},
+    {"cuts_shared_experts_of_token_parts",
+     &VllmTraits::cuts_shared_experts_of_token_parts},
+    {"token_parts_on_one_stage", &VllmTraits::token_parts_on_one_stage},
+    {"block_scales", &VllmTraits::block_scales},
+    {"pipeline_parallel", &VllmTraits::pipeline_parallel}};
+constexpr std::pair<std::string_view, bool SglangTraits::*> kSglangFlags[] = {
+    {"shared_fusion_expert_parallel",
+     &SglangTraits::shared_fusion_expert_parallel},
+    {"pipeline_parallel", &SglangTraits::pipeline_parallel},
+    {"dp_attention", &SglangTraits::dp_attention},
+    {"redundant_experts", &SglangTraits::redundant_experts},
+    {"dense_layers", &SglangTraits::dense_layers},
+    {"plain_tower", &SglangTraits::plain_tower},
+    {"loads_expert_parallel", &SglangTraits::loads_expert_parallel}};
+constexpr std::pair<std::string_view, bool TransformersTraits::*>
+    kTransformersFlags[] = {
+        {"transposes_experts", &TransformersTraits::transposes_experts_since_5},
+        {"fp32_norms", &TransformersTraits::fp32_norms_since_5},
+        {"knows_tower", &TransformersTraits::knows_tower_since_5}};
 constexpr TraitWord<VllmTraits::EveryStage> kEveryStageWords[] = {
     {"nothing", VllmTraits::EveryStage::kNothing},
     {"embedding", VllmTraits::EveryStage::kEmbedding},
@@ -39,6 +61,7 @@ Renames RulesReader::ReadNames(ObjectReader& traits) {
     return {};
   }
   std::vector<Rename>& renames = own_->renames.emplace_back();
+  std::vector<std::string> names = names_;  // with the renames so far
   for (const JsonMember& member : *value->AsObject()) {
     const std::string path =
         absl::StrFormat("%s.%s", traits.PathOf("names"), member.key);
@@ -47,10 +70,13 @@ Renames RulesReader::ReadNames(ObjectReader& traits) {
       values_.Wrong(member.value, path, "a string");
       continue;
     }
-    const bool occurs =
-        std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
-          return name.find(member.key) != std::string::npos;
-        });
+    const Rename rename = {member.key, *to};
+    bool occurs = false;
+    for (std::string& name : names) {
+      std::string renamed = Renamed(name, {&rename, 1});
+      occurs |= renamed != name;
+      name = std::move(renamed);
+    }
     const std::string from = absl::StrReplaceAll(member.key, {{"{layer}", ""}});
     const std::string into = absl::StrReplaceAll(*to, {{"{layer}", ""}});
     if ((from + into).find_first_of("{}") != std::string::npos) {
@@ -119,9 +145,16 @@ void RulesReader::CheckFusion(const Fusion& fusion, const JsonValue& value,
     found = true;
     for (const std::string& module : fusion.modules) {
       const std::string name = WithModule(first.name, module);
-      const auto other =
-          std::find_if(model_.params.begin(), model_.params.end(),
-                       [&](const Param& p) { return p.name == name; });
+      // Layers of several kinds may have modules of one name.
+      const auto find = [&](const auto& fits) {
+        return std::find_if(
+            model_.params.begin(), model_.params.end(),
+            [&](const Param& p) { return p.name == name && fits(p); });
+      };
+      auto other = find([&](const Param& p) { return p.index == first.index; });
+      if (other == model_.params.end()) {
+        other = find([](const Param&) { return true; });
+      }
       const auto report = [&](std::string_view what) {
         values_.Error(value, absl::StrFormat("%s: parameter %s %s; wanted it "
                                              "beside %s",
@@ -183,11 +216,12 @@ void RulesReader::ReadVllm(const JsonValue& value) {
   traits.renames = ReadNames(reader);
   traits.fused = ReadFused(reader);
   ReadWord(reader, "every_stage", kEveryStageWords, traits.every_stage);
-  ReadFlag(reader, "output_bias", traits.output_bias);
-  ReadFlag(reader, "fp32_router", traits.fp32_router);
-  ReadFlag(reader, "cuts_shared_experts_of_token_parts",
-           traits.cuts_shared_experts_of_token_parts);
-  ReadFlag(reader, "pipeline_parallel", traits.pipeline_parallel);
+  for (const auto& [key, flag] : kVllmFlags)
+    ReadFlag(reader, key, traits.*flag);
+  traits.draft_has_prefix = names_predictions_;
+  Located<std::string> joined;
+  reader.Read("query_key_value_down", {}, joined);
+  if (joined.given) traits.query_key_value_down = Keep(joined.value);
   reader.RejectOtherKeys();
 }
 
@@ -215,15 +249,19 @@ void RulesReader::ReadSglang(const JsonValue& value) {
                {.min = 0, .max = kCountMax})
             .value_or(0);
   }
-  ReadFlag(reader, "pipeline_parallel", traits.pipeline_parallel);
-  ReadFlag(reader, "dp_attention", traits.dp_attention);
-  ReadFlag(reader, "redundant_experts", traits.redundant_experts);
-  ReadFlag(reader, "dense_layers", traits.dense_layers);
-  ReadFlag(reader, "plain_tower", traits.plain_tower);
+  if (const JsonValue* groups = reader.Find("mamba_groups");
+      groups != nullptr && architecture().mamba.has_value()) {
+    architecture().mamba->sglang_groups =
+        Number(*groups, reader.PathOf("mamba_groups"),
+               {.min = 0, .max = kExtentMax})
+            .value_or(0);
+  }
+  for (const auto& [key, flag] : kSglangFlags) {
+    ReadFlag(reader, key, traits.*flag);
+  }
   Located<std::string> whole_in_tower;
   reader.Read("whole_in_tower", {}, whole_in_tower);
   traits.whole_in_tower = Keep(std::move(whole_in_tower.value));
-  ReadFlag(reader, "loads_expert_parallel", traits.loads_expert_parallel);
   reader.RejectOtherKeys();
 }
 
@@ -250,10 +288,9 @@ void RulesReader::ReadTraits() {
     if (reader.Find("names") != nullptr) {
       own_->family.transformers.renames_since_5 = ReadNames(reader);
     }
-    ReadFlag(reader, "transposes_experts",
-             own_->family.transformers.transposes_experts_since_5);
-    ReadFlag(reader, "knows_tower",
-             own_->family.transformers.knows_tower_since_5);
+    for (const auto& [key, flag] : kTransformersFlags) {
+      ReadFlag(reader, key, own_->family.transformers.*flag);
+    }
     reader.RejectOtherKeys();
   }
 }
