@@ -596,10 +596,8 @@ absl::Status Executor::Run(Stream stream, const RunOptions& options) {
   in_flight_ = (in_flight ? in_flight_ : 0) + 1;
   if (!status.ok()) {
     options_.transport->Abort(status);
-    options_.transport->AwaitEnqueued(stream);
     // What was enqueued before ends first, so that the caller may free memory.
-    (void)options_.transport->Wait();
-    return WithRank(status, options_.rank);
+    return WithRank(options_.transport->Settle(status, stream), options_.rank);
   }
   state_ = ExecutorState::kRunning;
   return absl::OkStatus();

@@ -11,6 +11,9 @@ namespace refit {
 namespace {
 
 constexpr std::chrono::milliseconds kPause(1);
+// Whoever is interrupted still waits so long, because users stop soon after
+// they have heard of it.
+constexpr std::chrono::seconds kInterruptedTime(2);
 
 // A user says so before it looks whether the memory is revoked, and an owner
 // revokes before it looks for users: one of them sees the other.
@@ -94,10 +97,12 @@ std::vector<int32_t> MemoryUse::Users() {
 }
 
 std::vector<int32_t> MemoryUse::AwaitUnused(Deadline deadline) {
+  const Deadline interrupted =
+      std::chrono::steady_clock::now() + kInterruptedTime;
   while (true) {
     std::vector<int32_t> users = Users();
-    if (users.empty() || std::chrono::steady_clock::now() >= deadline ||
-        !PollInterruption().ok()) {
+    if (!PollInterruption().ok()) deadline = std::min(deadline, interrupted);
+    if (users.empty() || std::chrono::steady_clock::now() >= deadline) {
       return users;
     }
     std::this_thread::sleep_for(kPause);

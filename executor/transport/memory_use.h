@@ -49,7 +49,8 @@ class MemoryUse {
 
   // From now on nobody can begin to use this rank's memory.
   void Revoke();
-  // Returns when nobody uses it, or with those that do at the deadline.
+  // Returns when nobody uses it, or with those that do at the deadline, or 2 s
+  // after the call began if the thread is interrupted.
   std::vector<int32_t> AwaitUnused(Deadline deadline);
 
  private:

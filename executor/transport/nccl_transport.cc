@@ -168,9 +168,9 @@ class NcclTransport : public Transport, private Fence {
   absl::Status BeginRefit(Deadline deadline, bool is_captured) override;
   absl::Status Exchange(const ExchangeRound& round, Stream stream) override;
   absl::Status EndRefit(Stream stream) override;
-  void AwaitEnqueued(Stream stream) override;
+  absl::Status Settle(const absl::Status& status, Stream stream) override;
   absl::Status AwaitOwnEnd() override {
-    return Settled(supervisor_.AwaitOver());
+    return WithUsers(supervisor_.AwaitOver());
   }
   absl::Status Wait() override;
   void Abort(const absl::Status& status) override { supervisor_.Abort(status); }
@@ -224,7 +224,7 @@ class NcclTransport : public Transport, private Fence {
   bool IsUsing() { return links_.use != nullptr && links_.use->IsUsing(); }
   void AwaitEnded();
   std::string AwaitUnused();
-  absl::Status Settled(const absl::Status& status);
+  absl::Status WithUsers(const absl::Status& status);
   absl::StatusOr<bool> Probe(bool is_enqueued);
   absl::Status StopWork(bool is_enqueued);
   bool BeginAborts(const NcclLinks& links);
@@ -247,7 +247,9 @@ class NcclTransport : public Transport, private Fence {
   std::unique_ptr<DeviceEvent> broadcast_;
   std::function<void()> on_break_;
 
-  bool is_captured_ = false;  // the rank's thread: the refit that began last
+  // Of the rank's thread.
+  bool is_captured_ = false;   // the refit that began last
+  bool has_given_up_ = false;  // on peers that use this rank's memory
 
   std::mutex mutex_;
   Deadline deadline_;        // of the refit; guarded by mutex_
@@ -302,29 +304,37 @@ void NcclTransport::AwaitEnded() {
 }
 
 // On the rank's own thread, which enqueues nothing more.
-void NcclTransport::AwaitEnqueued(Stream stream) {
+absl::Status NcclTransport::Settle(const absl::Status& status, Stream stream) {
   (void)supervisor_.AwaitOver();
-  if (!IsUsing()) return;
-  if (ended_->Record(stream).ok()) AwaitEnded();
-  links_.use->End();
+  if (IsUsing()) {
+    if (ended_->Record(stream).ok()) AwaitEnded();
+    links_.use->End();
+  }
+  return WithUsers(status);
 }
 
 // On the rank's own thread, after a failure: returns when no peer uses this
-// rank's memory, so that the caller may free it. Else says who goes on.
+// rank's memory, so that the caller may free it. Else says who goes on, and
+// does not wait for them another time.
 std::string NcclTransport::AwaitUnused() {
   if (links_.use == nullptr) return "";
   links_.use->End();  // two ranks may wait for each other
-  const std::vector<int32_t> users =
-      links_.use->AwaitUnused(Now() + options_.abort_time);
+  const Deadline limit = has_given_up_ ? Now() : Now() + options_.abort_time;
+  const std::vector<int32_t> users = links_.use->AwaitUnused(limit);
   if (users.empty()) return "";
-  return absl::StrCat(
-      RanksText(users), " did not stop within ",
-      std::chrono::duration<double>(options_.abort_time).count(),
-      " s and may still use this rank's tensors: restart the process before "
-      "you free them");
+  std::string how = " had not stopped when the wait was interrupted";
+  if (Now() >= limit) {
+    has_given_up_ = true;
+    how = absl::StrCat(
+        " did not stop within ",
+        std::chrono::duration<double>(options_.abort_time).count(), " s");
+  }
+  return absl::StrCat(RanksText(users), how,
+                      " and may still use this rank's tensors: restart the "
+                      "process before you free them");
 }
 
-absl::Status NcclTransport::Settled(const absl::Status& status) {
+absl::Status NcclTransport::WithUsers(const absl::Status& status) {
   if (status.ok()) return status;
   const std::string text = AwaitUnused();
   if (text.empty()) return status;
@@ -345,7 +355,7 @@ absl::Status NcclTransport::StopWork(bool is_enqueued) {
   // ended, or seem never to.
   const bool uses = IsUsing();
   if (is_enqueued && (aborts || uses)) AwaitEnded();
-  // Else AwaitEnqueued does, when the rank's thread enqueues nothing more.
+  // Else Settle does, when the rank's thread enqueues nothing more.
   if (is_enqueued && uses) links_.use->End();
   if (on_break_) on_break_();
   if (AwaitAborts(Now() + options_.abort_time)) return absl::OkStatus();
@@ -502,6 +512,7 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   // Not earlier: until all are here, a peer may still signal to this fence.
   links_.fence.reset();
   links_.use.reset();
+  has_given_up_ = false;
   status = MakeLinks(edges, deadline);
   if (status.ok()) supervisor_.Connected();
   return status;
@@ -677,7 +688,7 @@ absl::Status NcclTransport::Wait() {
         .status();
   });
   if (status.ok() && links_.use != nullptr) links_.use->End();
-  return Settled(status);
+  return WithUsers(status);
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> CreateNcclTransport(

@@ -548,6 +548,22 @@ TEST_F(NcclDirectFailureTest, ReceiverThatDoesNotComeEndsTheOthers) {
   }
 }
 
+// Rank 0 may store into the tensors of rank 2, whose Run is refused.
+TEST_F(NcclDirectFailureTest, ARunThatFailsNamesWhoStillUsesTensors) {
+  world_ = std::make_unique<NcclWorld>(plan_, ExecutorOptions(),
+                                       /*abort_time=*/milliseconds(100));
+  world_->Bind();
+  ASSERT_TRUE(
+      world_->transport(0).BeginRefit(Clock::now() + kAmple, false).ok());
+  const std::vector<const void*> moved(world_->tensors[2].size());
+  EXPECT_EQ(world_->executor(2)
+                .Run(nullptr, {.timeout = kAmple, .addresses = moved})
+                .message(),
+            "rank 2: a tensor moved since Bind; rank 0 did not stop within "
+            "0.1 s and may still use this rank's tensors: restart the process "
+            "before you free them");
+}
+
 TEST_F(NcclDirectFailureTest, RankThatClosesDuringARefitEndsItAtOnce) {
   const auto statuses = world_->OnAllRanks([&](int32_t rank) {
     if (rank != 1) return Refit(rank, kAmple);

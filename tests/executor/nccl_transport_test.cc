@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
@@ -745,7 +746,9 @@ TEST_F(NcclMemoryUseTest, APeerThatIsStillEnqueuingIsWaitedForToo) {
   BeginAndEnd(1);
   std::thread enqueuing([&] {
     std::thread other = EndsLater();
-    ends_[0]->AwaitEnqueued(&is_over_[0]);
+    EXPECT_EQ(
+        ends_[0]->Settle(absl::CancelledError("over"), &is_over_[0]).message(),
+        "over");
     EXPECT_TRUE(is_over_[0]);
     other.join();
   });
@@ -778,6 +781,25 @@ TEST_F(NcclMemoryUseTest, APeerThatDoesNotStopIsNamed) {
       "tensors: restart the process before you free them";
   EXPECT_EQ(ends_[1]->Wait().message(), "the user's wish; " + named);
   EXPECT_EQ(ends_[1]->Leave(), absl::FailedPreconditionError(named));
+}
+
+// Close would wait for it once more.
+TEST_F(NcclMemoryUseTest, APeerThatWasNamedIsNotWaitedForAgain) {
+  MakeWorld(std::chrono::seconds(3));
+  ASSERT_TRUE(Begin(0).ok());
+  BeginAndEnd(1);
+  ends_[1]->Abort(absl::CancelledError("the user's wish"));
+  EXPECT_TRUE(absl::StrContains(ends_[1]->Wait().message(), "did not stop"));
+  std::promise<void> left;
+  std::thread other([&] {
+    left.get_future().wait_for(std::chrono::seconds(2));
+    is_over_[0] = true;
+    (void)ends_[0]->Settle(absl::CancelledError("over"), &is_over_[0]);
+  });
+  ends_[1]->Leave();
+  EXPECT_FALSE(is_over_[0]);
+  left.set_value();
+  other.join();
 }
 
 // The first of two refits in flight fails while the second begins: that must

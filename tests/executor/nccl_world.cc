@@ -124,14 +124,19 @@ std::string ReshardJob(int sources, int destinations,
       R"(, "options": {)", options, "}", more, "}");
 }
 
-NcclWorld::NcclWorld(const PlanFile& plan, const ExecutorOptions& options)
-    : NcclWorld(plan, [&](int32_t) { return options; }) {}
+NcclWorld::NcclWorld(const PlanFile& plan, const ExecutorOptions& options,
+                     std::chrono::milliseconds abort_time)
+    : NcclWorld(
+          plan, [&](int32_t) { return options; }, abort_time) {}
 
 NcclWorld::NcclWorld(
     const PlanFile& plan,
-    const std::function<ExecutorOptions(int32_t rank)>& options)
+    const std::function<ExecutorOptions(int32_t rank)>& options,
+    std::chrono::milliseconds abort_time)
     : ExecutorWorld(plan.world_size()) {
-  for (auto& transport : MakeNcclTransports(device_, HostsOf(plan), &port_)) {
+  for (auto& transport :
+       MakeNcclTransports(device_, HostsOf(plan), &port_, /*has_secret=*/true,
+                          /*real=*/{}, abort_time)) {
     const int32_t rank = transport->rank();
     AddRank(plan, std::move(transport), options(rank));
   }

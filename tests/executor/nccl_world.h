@@ -50,9 +50,12 @@ std::string ReshardJob(int sources, int destinations,
 class NcclWorld : public ExecutorWorld {
  public:
   // Ranks are on the hosts that `plan` says.
-  explicit NcclWorld(const PlanFile& plan, const ExecutorOptions& options = {});
+  explicit NcclWorld(
+      const PlanFile& plan, const ExecutorOptions& options = {},
+      std::chrono::milliseconds abort_time = NcclOptions().abort_time);
   NcclWorld(const PlanFile& plan,
-            const std::function<ExecutorOptions(int32_t rank)>& options);
+            const std::function<ExecutorOptions(int32_t rank)>& options,
+            std::chrono::milliseconds abort_time = NcclOptions().abort_time);
 
   // The fake knows each thread's rank.
   std::vector<absl::Status> OnAllRanks(

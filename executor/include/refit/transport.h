@@ -116,9 +116,12 @@ class Transport {
   // Enqueues the end of this rank's part of the refit.
   virtual absl::Status EndRefit(Stream stream) = 0;
 
-  // After a call of a refit that failed on this rank: returns when what it has
-  // enqueued on `stream` uses no memory of peers any more. Wait comes after it.
-  virtual void AwaitEnqueued(Stream /*stream*/) {}
+  // After a call of a refit that failed on this rank with `status`, which the
+  // others know: returns that when what this rank has enqueued on `stream` uses
+  // no memory of peers any more, and no peer this rank's. Adds who goes on.
+  virtual absl::Status Settle(const absl::Status& status, Stream /*stream*/) {
+    return status;
+  }
 
   // Returns when this rank's part of the refits that were begun is over. Not
   // collective. After an error nothing is under way, and Wait returns it too.
