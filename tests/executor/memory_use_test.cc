@@ -8,6 +8,9 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <thread>
+
+#include "refit/interruption.h"
 
 namespace refit {
 namespace {
@@ -78,6 +81,20 @@ TEST_F(MemoryUseTest, AnotherProcessDoesNotUseWhatIsRevoked) {
   ASSERT_EQ(StartUser([](MemoryUse& use) { return use.Begin().value_or(7); }),
             0);
   EXPECT_TRUE(owner_->AwaitUnused(In(milliseconds(0))).empty());
+}
+
+TEST_F(MemoryUseTest, AnInterruptedWaitLeavesUsersTimeToStop) {
+  ASSERT_EQ(
+      StartUser([](MemoryUse& use) { return use.Begin().has_value() ? 1 : 0; }),
+      0);
+  std::thread ending([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    EndUser();
+  });
+  const ScopedInterruption interruption(
+      [] { return absl::CancelledError("the user's wish"); });
+  EXPECT_TRUE(owner_->AwaitUnused(WithinTenSeconds()).empty());
+  ending.join();
 }
 
 // A child of the user lives on, which has its parent's files.
