@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/add_up_to.h"
+#include "plan/proof/order_proof.h"
 #include "plan/proof/tiling.h"
 #include "plan/scratch_windows.h"
 
@@ -866,14 +867,14 @@ void DataProof::ListReads(uint32_t rank) {
 }
 
 bool DataProof::IsAwaited(const Write& write, const Read& read) const {
-  if (read.fed_by == nullptr) return write.round < read.round;
-  const auto is_direct = [&](int64_t round) {
-    return body_.rounds()->Get(static_cast<uint32_t>(round))->mechanism() ==
-           fb::Mechanism::kDirect;
-  };
-  const int64_t fed_by = read.fed_by->round();
-  return write.round == Site::kBeforeRounds ||
-         (write.round <= fed_by && is_direct(write.round) == is_direct(fed_by));
+  if (write.round == Site::kBeforeRounds) return true;
+  if (write.round >= read.round) return false;
+  const AwaitedRounds awaited =
+      AwaitedBy(body_, static_cast<uint32_t>(read.round), read.fed_by);
+  const bool is_direct =
+      body_.rounds()->Get(static_cast<uint32_t>(write.round))->mechanism() ==
+      fb::Mechanism::kDirect;
+  return write.round <= (is_direct ? awaited.direct : awaited.staged);
 }
 
 // CheckWrites has shown that writes tile each part, and left them sorted by it.

@@ -26,6 +26,9 @@
 //   6 well formed      the loader (digests, dtypes), CheckDeclarations,
 //                      CheckNames, CheckSourceDTypes, BufferFacts::flaw
 //                      (parts disjoint)
+//   7 ordered          CheckOrder, of what the others have shown: that every
+//                      step of a rank's list waits for those that touch the
+//                      same bytes before it
 //
 // Soundness rests on affine.h alone: a copy is either placed in the lattice of
 // one fragment, with every coordinate in range, or refused.
@@ -44,6 +47,7 @@
 #include "plan/proof/data_proof.h"
 #include "plan/proof/dtype_proof.h"
 #include "plan/proof/name_proof.h"
+#include "plan/proof/order_proof.h"
 #include "plan/proof/schedule_proof.h"
 #include "plan/proof/steps.h"
 #include "plan/proof/violations.h"
@@ -172,6 +176,10 @@ ProofResult Prove(const PlanFile& plan, const Progress& progress) {
     passed("data");
   }
   result.moved_bytes = data.moved_bytes();
+  // What executors do is listed of plans in which all else holds.
+  if (violations.empty() && !steps.AreUsedUp()) {
+    proof::CheckOrder(plan, steps, violations);
+  }
   result.valid = violations.empty();
   if (!violations.empty()) {
     result.invariant = violations.invariant();

@@ -27,6 +27,8 @@ enum class Invariant : uint8_t {
   kRoundLimits = 5,       // operations per round and staging within the limits
   kWellFormedInputs = 6,  // digests, declared casts, disjoint fragments, one
                           // dtype of each source tensor: what the rest rests on
+  kOrdered = 7,  // steps that touch the same bytes, one of them writing, are
+                 // ordered, within a rank and across ranks
 };
 
 struct ProofResult {

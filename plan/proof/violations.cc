@@ -25,6 +25,8 @@ std::string_view InvariantName(Invariant invariant) {
       return "round limits";
     case Invariant::kWellFormedInputs:
       return "well-formed inputs";
+    case Invariant::kOrdered:
+      return "ordered";
   }
   return "";
 }

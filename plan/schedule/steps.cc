@@ -217,6 +217,44 @@ class StepLister {
 
 }  // namespace
 
+const char* StepKindName(StepKind kind) {
+  switch (kind) {
+    case StepKind::kZero:
+      return "zero";
+    case StepKind::kQuantize:
+      return "quantize";
+    case StepKind::kPack:
+      return "pack";
+    case StepKind::kExchange:
+      return "exchange";
+    case StepKind::kUnpack:
+      return "unpack";
+    case StepKind::kGrant:
+      return "grant";
+    case StepKind::kAwaitGrants:
+      return "await grants";
+    case StepKind::kMove:
+      return "move";
+    case StepKind::kProgress:
+      return "progress";
+    case StepKind::kFinish:
+      return "finish";
+    case StepKind::kAwaitFinishes:
+      return "await finishes";
+    case StepKind::kDigest:
+      return "digest";
+    case StepKind::kJoin:
+      return "join";
+    case StepKind::kDigestRest:
+      return "digest the rest";
+    case StepKind::kKeep:
+      return "keep";
+    case StepKind::kHooks:
+      return "hooks";
+  }
+  return "";
+}
+
 size_t ArrivalsUntil(size_t round) {
   return ArrivalsUntil(round, kDirectSteps - 1);
 }

@@ -57,6 +57,9 @@ enum class StepKind : uint8_t {
   kHooks,       // the executor's own post-hooks: always the last step
 };
 
+// "await grants".
+const char* StepKindName(StepKind kind);
+
 inline constexpr uint32_t kNoRound = std::numeric_limits<uint32_t>::max();
 
 struct Step {

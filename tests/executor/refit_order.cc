@@ -9,12 +9,15 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
+#include "plan/proof/steps.h"
+#include "plan/proof/violations.h"
 #include "plan/schedule/copy_batches.h"
 #include "plan/schedule/direct_ends.h"
 #include "plan/schedule/direct_pairs.h"
 #include "plan/schedule/round_copies.h"
 #include "plan/schedule/steps.h"
 #include "plan/schedule/tensor_table.h"
+#include "plan/scratch_windows.h"
 
 namespace refit {
 namespace {
@@ -26,50 +29,25 @@ std::byte* AddressOf(int32_t rank, uint64_t entry) {
 }
 std::byte* StagingOf(int32_t rank) { return AddressOf(rank, 1 << 23); }
 
+std::byte* ScratchOf(int32_t rank) { return AddressOf(rank, 1 << 22); }
+
 std::vector<std::byte*> TensorsOf(const PlanFile& plan, int32_t rank) {
+  const TensorTable table(plan, rank);
   std::vector<std::byte*> tensors;
-  for (uint64_t i = 0; i < TensorTable(plan, rank).size(); ++i) {
+  for (uint64_t i = 0; i < table.begin(table.workers_stacks()); ++i) {
     tensors.push_back(AddressOf(rank, i));
   }
-  return tensors;
-}
-
-const char* NameOf(StepKind kind) {
-  switch (kind) {
-    case StepKind::kZero:
-      return "zero";
-    case StepKind::kQuantize:
-      return "quantize";
-    case StepKind::kPack:
-      return "pack";
-    case StepKind::kExchange:
-      return "exchange";
-    case StepKind::kUnpack:
-      return "unpack";
-    case StepKind::kGrant:
-      return "grant";
-    case StepKind::kAwaitGrants:
-      return "await grants";
-    case StepKind::kMove:
-      return "move";
-    case StepKind::kProgress:
-      return "progress";
-    case StepKind::kFinish:
-      return "finish";
-    case StepKind::kAwaitFinishes:
-      return "await finishes";
-    case StepKind::kDigest:
-      return "digest";
-    case StepKind::kJoin:
-      return "join";
-    case StepKind::kDigestRest:
-      return "digest the rest";
-    case StepKind::kKeep:
-      return "keep";
-    case StepKind::kHooks:
-      return "hooks";
+  size_t slot = table.workers_stacks();
+  for (const ScratchRange& range :
+       ScratchRanges(plan.body(), *plan.body().programs()->Get(rank))) {
+    const uint64_t count = table.begin(slot + 1) - table.begin(slot);
+    for (uint64_t i = 0; i < count; ++i) {
+      tensors.push_back(ScratchOf(rank) + range.begin_byte +
+                        (range.end_byte - range.begin_byte) / count * i);
+    }
+    ++slot;
   }
-  return "";
+  return tensors;
 }
 
 }  // namespace
@@ -100,6 +78,15 @@ class RefitOrder::Lister {
 
   DirectPairs PairsOf(int32_t rank, const RankSchedule& schedule) {
     DirectPairs peers = PlannedPairs(plan_, schedule);
+    if (options_.movers == proof::Movers::kSenders) peers = {};
+    if (options_.movers == proof::Movers::kReceivers) {
+      for (const int32_t sender : schedule.DirectSenders()) {
+        peers.pulled_from.insert(sender);
+      }
+      for (const int32_t receiver : schedule.DirectReceivers()) {
+        peers.pulled_by.insert(receiver);
+      }
+    }
     if (!options_.fuses) return peers;
     std::vector<int32_t> readers = schedule.DirectReceivers();
     readers.push_back(rank);
@@ -144,21 +131,25 @@ class RefitOrder::Lister {
     };
     const auto first = static_cast<uint32_t>(order_.names_.size());
     std::map<Lane, uint32_t> last;
-    for (const Step& step : ListSteps(schedule, ends, choices)) {
+    std::vector<Step> steps = ListSteps(schedule, ends, choices);
+    if (options_.edit) options_.edit(rank, steps);
+    for (const Step& step : steps) {
       const auto number = static_cast<uint32_t>(order_.names_.size());
       order_.names_.push_back(
-          absl::StrCat("rank ", rank, " ", NameOf(step.kind), " (step ",
+          absl::StrCat("rank ", rank, " ", StepKindName(step.kind), " (step ",
                        number - first, ", round ", step.round, ")"));
-      order_.kinds_.push_back(NameOf(step.kind));
+      order_.kinds_.push_back(StepKindName(step.kind));
       order_.arrows_.push_back({.from = 2 * number, .to = 2 * number + 1});
       if (const auto found = last.find(step.lane); found != last.end()) {
         order_.arrows_.push_back(
             {.from = 2 * found->second + 1, .to = 2 * number});
       }
       last[step.lane] = number;
-      for (const uint32_t other : step.after) {
+      for (uint32_t i = 0; i < step.after.size(); ++i) {
         order_.waits_.push_back(
-            {.from = 2 * (first + other) + 1, .to = 2 * number});
+            {.from = 2 * (first + step.after[i]) + 1, .to = 2 * number});
+        order_.wait_entries_.push_back(
+            {.rank = rank, .step = number - first, .entry = i});
       }
       for (const int32_t peer : step.peers) {
         const std::pair mine(rank, peer), theirs(peer, rank);
@@ -407,6 +398,124 @@ std::string RefitOrder::FirstRace(size_t without_wait) const {
     }
   }
   return "";
+}
+
+namespace {
+
+// What the order proof says of lists that `edit` changes; "": they are ordered.
+std::string ViolationOf(const PlanFile& plan, proof::Movers movers,
+                        const EditSteps& edit) {
+  proof::Steps steps(uint64_t{1} << 30);
+  proof::Violations violations(plan.body(), &steps);
+  proof::CheckOrder(
+      plan, movers,
+      [&](int32_t rank) {
+        proof::ListedSteps listed = proof::ListRankSteps(plan, rank, movers);
+        if (edit) edit(rank, listed.steps);
+        return listed;
+      },
+      steps, violations);
+  return violations.empty() ? "" : violations.text();
+}
+
+// One call of the fence, and the wait for it: number `number` between them.
+struct Fence {
+  StepKind call = StepKind::kGrant;
+  StepKind wait = StepKind::kAwaitGrants;
+  int32_t caller = 0;
+  int32_t waiter = 0;
+  size_t number = 0;
+
+  std::string Name() const {
+    return absl::StrCat(StepKindName(call), " ", number, " of rank ", caller,
+                        " to rank ", waiter);
+  }
+};
+
+std::vector<Fence> FencesOf(const PlanFile& plan, proof::Movers movers) {
+  std::vector<Fence> fences;
+  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    std::map<std::pair<StepKind, int32_t>, size_t> called;
+    const proof::ListedSteps listed = proof::ListRankSteps(plan, rank, movers);
+    for (const Step& step : listed.steps) {
+      if (step.kind != StepKind::kGrant && step.kind != StepKind::kFinish) {
+        continue;
+      }
+      for (const int32_t peer : step.peers) {
+        fences.push_back({.call = step.kind,
+                          .wait = step.kind == StepKind::kGrant
+                                      ? StepKind::kAwaitGrants
+                                      : StepKind::kAwaitFinishes,
+                          .caller = rank,
+                          .waiter = peer,
+                          .number = called[{step.kind, peer}]++});
+      }
+    }
+  }
+  return fences;
+}
+
+// Takes `peer` out of the number-th step of `kind` that has it. The step's
+// peers are in `kept` then.
+void TakeOut(StepKind kind, int32_t peer, size_t number,
+             std::vector<Step>& steps, std::vector<int32_t>& kept) {
+  for (Step& step : steps) {
+    if (step.kind != kind ||
+        std::find(step.peers.begin(), step.peers.end(), peer) ==
+            step.peers.end() ||
+        number-- > 0) {
+      continue;
+    }
+    kept.assign(step.peers.begin(), step.peers.end());
+    std::erase(kept, peer);
+    step.peers = kept;
+    return;
+  }
+}
+
+}  // namespace
+
+OrderMutations MutateOrder(const PlanFile& plan, proof::Movers movers) {
+  OrderMutations result;
+  const RefitOrder order(plan, {.movers = movers});
+  result.missed = ViolationOf(plan, movers, {});
+  if (result.missed.empty()) result.missed = order.FirstRace();
+  const auto count = [&](bool is_noticed, const std::string& what,
+                         const std::function<std::string()>& race) {
+    ++result.tried;
+    if (is_noticed) {
+      ++result.noticed;
+    } else if (result.missed.empty()) {
+      result.missed = race();
+      if (!result.missed.empty()) {
+        result.missed = absl::StrCat("without ", what, ": ", result.missed);
+      }
+    }
+  };
+  for (size_t wait = 0; wait < order.waits(); ++wait) {
+    const RefitOrder::Wait& at = order.WaitAt(wait);
+    const EditSteps edit = [&](int32_t rank, std::vector<Step>& steps) {
+      if (rank != at.rank) return;
+      auto& after = steps[at.step].after;
+      after.erase(after.begin() + at.entry);
+    };
+    count(!ViolationOf(plan, movers, edit).empty(), order.KindOfWait(wait),
+          [&] { return order.FirstRace(wait); });
+  }
+  for (const Fence& fence : FencesOf(plan, movers)) {
+    std::map<int32_t, std::vector<int32_t>> kept;  // by rank
+    const EditSteps edit = [&](int32_t rank, std::vector<Step>& steps) {
+      if (rank == fence.caller) {
+        TakeOut(fence.call, fence.waiter, fence.number, steps, kept[rank]);
+      } else if (rank == fence.waiter) {
+        TakeOut(fence.wait, fence.caller, fence.number, steps, kept[rank]);
+      }
+    };
+    count(!ViolationOf(plan, movers, edit).empty(), fence.Name(), [&] {
+      return RefitOrder(plan, {.movers = movers, .edit = edit}).FirstRace();
+    });
+  }
+  return result;
 }
 
 }  // namespace refit

@@ -11,18 +11,28 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "plan/plan_file.h"
+#include "plan/proof/order_proof.h"
 #include "plan/schedule/rank_schedule.h"
+#include "plan/schedule/steps.h"
 
 namespace refit {
+
+// Changes the list of a rank.
+using EditSteps = std::function<void(int32_t rank, std::vector<Step>& steps)>;
 
 struct RefitOrderOptions {
   DirectRounds direct = DirectRounds::kStored;
   // Sources quantize where they store, and destinations from what they read.
   bool fuses = false;
+  // Where nothing is fused; none: as the plan says.
+  std::optional<proof::Movers> movers = std::nullopt;
+  EditSteps edit = {};
 };
 
 class RefitOrder {
@@ -34,6 +44,13 @@ class RefitOrder {
   // number, can be left out below.
   size_t waits() const { return waits_.size(); }
   static constexpr size_t kNone = static_cast<size_t>(-1);
+  // Which entry of Step::after it is, in which list.
+  struct Wait {
+    int32_t rank = 0;
+    uint32_t step = 0;
+    uint32_t entry = 0;
+  };
+  const Wait& WaitAt(size_t wait) const { return wait_entries_[wait]; }
   // "pack after exchange".
   std::string KindOfWait(size_t wait) const;
 
@@ -64,8 +81,21 @@ class RefitOrder {
   std::vector<const char*> kinds_;  // likewise
   std::vector<Arrow> arrows_;       // those that cannot be left out
   std::vector<Arrow> waits_;
-  std::vector<Access> accesses_;  // by their begin
+  std::vector<Wait> wait_entries_;  // by wait
+  std::vector<Access> accesses_;    // by their begin
 };
+
+// Of the lists of a plan with one wait fewer, or one fence fewer: the call and
+// what waits for it.
+struct OrderMutations {
+  size_t tried = 0;
+  size_t noticed = 0;  // by the order proof
+  // The first that makes two steps race although the proof sees no violation;
+  // or a race in the lists as they are, or a violation.
+  std::string missed;
+};
+
+OrderMutations MutateOrder(const PlanFile& plan, proof::Movers movers);
 
 }  // namespace refit
 

@@ -13,6 +13,7 @@
 #include "plan/dtype.h"
 #include "plan/file_limits.h"
 #include "plan/proof/proof.h"
+#include "tests/executor/refit_order.h"
 #include "tests/plan/plan_spec.h"
 #include "tests/plan/proof_oracle.h"
 #include "tests/sanitizers.h"
@@ -797,6 +798,45 @@ TEST(ProofPropertyTest, NoBrokenPlanIsProved) {
   EXPECT_LT(refused, harmless / 4);
   std::cout << broken << " broken, " << harmless << " harmless, " << refused
             << " of these refused\n";
+}
+
+// Rounds become direct at random, where the plan stays right.
+PlanSpec WithDirectRounds(PlanSpec spec, uint64_t seed) {
+  Random random(seed);
+  for (size_t round = 0; round < spec.rounds.size(); ++round) {
+    PlanSpec changed = spec;
+    changed.mechanisms.resize(spec.rounds.size(), fb::Mechanism::kStaged);
+    changed.mechanisms[round] = fb::Mechanism::kDirect;
+    if (random.OneIn(3)) continue;
+    const absl::StatusOr<PlanFile> plan =
+        PlanFile::FromBytes(BuildPlan(changed));
+    if (plan.ok() && Prove(*plan).valid) spec = std::move(changed);
+  }
+  return spec;
+}
+
+// The proof must see whatever race looking at all bytes sees.
+TEST(ProofPropertyTest, NoRaceIsProved) {
+  size_t tried = 0;
+  size_t noticed = 0;
+  size_t direct = 0;
+  for (uint64_t seed = Seed(); seed < Seed() + Runs() / 20; ++seed) {
+    const PlanFile plan =
+        OpenSpec(WithDirectRounds(Planner(seed).Draw(), seed));
+    direct += HasDirectRounds(plan) ? 1 : 0;
+    for (const proof::Movers movers :
+         {proof::Movers::kSenders, proof::Movers::kReceivers}) {
+      const OrderMutations mutations = MutateOrder(plan, movers);
+      ASSERT_EQ(mutations.missed, "") << "seed=" << seed;
+      tried += mutations.tried;
+      noticed += mutations.noticed;
+      if (!HasDirectRounds(plan)) break;
+    }
+  }
+  EXPECT_GT(direct, Runs() / 200);
+  EXPECT_GT(noticed, tried / 2);
+  std::cout << tried << " waits and fences left out, " << noticed
+            << " noticed; " << direct << " plans with direct rounds\n";
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ LAYOUT = {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", 
 MAY_INCLUDE = {
     "plan": set(),
     "plan/schedule": {"plan"},
-    "plan/proof": {"plan"},
+    "plan/proof": {"plan", "plan/schedule"},
     "plan/text": {"plan"},
     "plan/diff": {"plan", "plan/text"},
     "compiler/ir": {"plan"},
