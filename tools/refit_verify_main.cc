@@ -59,7 +59,9 @@ static int Main(int argc, char** argv) {
       .summary =
           "Proves, from the file alone, that a plan writes every destination "
           "element once\n"
-          "and with the right value. '-' reads the plan from standard input.\n"
+          "and with the right value, and that steps which touch the same bytes "
+          "are ordered.\n"
+          "'-' reads the plan from standard input.\n"
           "Exit status: 0 valid, 1 not valid, 2 a file could not be read or "
           "the job has errors.",
       .flags =

@@ -81,6 +81,7 @@ class OrderProof {
     // has the same list, and peers with the same, is accessed alike.
     kinds_ = Refine(programs);
     lists_.resize(programs.size());
+    if (!TakeSteps()) return;
     const std::vector<uint32_t> alike = Refine(kinds_);
     absl::flat_hash_set<uint32_t> checked;
     for (uint32_t rank = 0; rank < alike.size(); ++rank) {
@@ -124,6 +125,17 @@ class OrderProof {
       of_rank.push_back(numbers.try_emplace(key, next).first->second);
     }
     return of_rank;
+  }
+
+  // A list compares all scratch of its rank. False: there is too much of it.
+  bool TakeSteps() {
+    absl::flat_hash_set<uint32_t> taken;
+    for (uint32_t rank = 0; rank < kinds_.size(); ++rank) {
+      if (!taken.insert(kinds_[rank]).second) continue;
+      const uint64_t scratch = body_.programs()->Get(rank)->scratch_buffers();
+      if (!steps_.Take(scratch * scratch)) return false;
+    }
+    return true;
   }
 
   // Tells ranks of one number apart where peers of direct rounds have different
@@ -190,7 +202,7 @@ class OrderProof {
   std::string NameOf(uint32_t step) const {
     const uint32_t round = of_->RoundOf(step);
     return absl::StrCat(
-        "its ", StepKindName(of_->KindOf(step)),
+        "step ", StepKindName(of_->KindOf(step)),
         round == kNoRound ? std::string() : absl::StrCat(" of round ", round));
   }
   // `step`: that where it begins, or that where it ends.
@@ -226,7 +238,7 @@ class OrderProof {
         });
       }
       if (!of_->IsBefore(step, count - 1)) {
-        Report(RoundOf(step), [&] {
+        Report(Site::kAfterRounds, [&] {
           return absl::StrFormat(
               "%s does not wait for %s, and both touch its tensors",
               NameOf(count - 1), NameOf(step));
@@ -602,13 +614,15 @@ class OrderProof {
     return program_->buffers()->size() - program_->scratch_buffers() + scratch;
   }
 
-  // A launch of operations of a window, beside what its rounds send or bring.
+  // A launch of operations of a window comes before what a source sends of it,
+  // and behind what comes to a destination, which may pass it on meanwhile.
   void CheckLaunch(uint32_t launch, const WindowRounds& rounds, uint32_t slot) {
     const Access of_launch = {.first = launch, .last = launch};
+    const bool arrives = !IsSource(rank_);
     for (const Access& access : In(rounds.first, rounds.second)) {
-      const bool is_first = !access.arrives;  // the launch
-      const Access& earlier = is_first ? of_launch : access;
-      const Access& later = is_first ? access : of_launch;
+      if (access.arrives != arrives) continue;
+      const Access& earlier = arrives ? access : of_launch;
+      const Access& later = arrives ? of_launch : access;
       if (of_->IsBefore(earlier.last, later.first)) continue;
       ReportUnordered(later, earlier, "and both touch this scratch", slot);
       return;

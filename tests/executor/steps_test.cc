@@ -48,6 +48,7 @@ std::vector<OrderCase> OrderCases() {
                              R"("peer": "staged", "bucket_bytes": 4096)", 2)},
       {"DealtInHosts", hosts("0, 1, 1, 2, 2, 3",
                              R"("peer": "staged", "bucket_bytes": 4096)", 3)},
+      {"StoredRelays", [] { return RelayPlan({}).Open(); }},
       {"DirectRelays", hosts("0, 1, 1, 1, 2, 2", R"("bucket_bytes": 4096)", 2)},
       {"QuantizedThroughScratch", windows(R"("scratch_bytes": 150000)")},
       {"QuantizedByStores",
