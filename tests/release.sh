@@ -66,8 +66,8 @@ make_prefix() {
   rm -rf "$prefix" "$sources"
   mkdir -p "$prefix/include" "$prefix/lib" "$sources" "$work"/apt/{parts,state/lists/partial,cache/archives/partial}
   # Sources by the lists that this machine has of packages, without changing these.
-  cat /etc/apt/sources.list 2>/dev/null | sed -n 's/^deb /deb-src /p' >"$work/apt/parts/all.list"
   local list
+  if [ -e /etc/apt/sources.list ]; then sed -n 's/^deb /deb-src /p' /etc/apt/sources.list >"$work/apt/parts/all.list"; fi
   for list in /etc/apt/sources.list.d/*.sources; do
     if [ -e "$list" ]; then sed 's/^Types:.*/Types: deb-src/' "$list" >"$work/apt/parts/$(basename "$list")"; fi
   done
