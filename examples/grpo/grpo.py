@@ -60,7 +60,7 @@ class Server:
             port = str(free.getsockname()[1])
         self.url = f"http://127.0.0.1:{port}"
         self.command = [
-            sys.executable, "-B", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1", "--port", port,
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1", "--port", port,
             "--skip-tokenizer-init", "--worker-extension-cls", "worker.Extension", "--logprobs-mode", "processed_logprobs",
             "--max-logprobs", "-1", "--max-model-len", "64", "--max-num-seqs", str(BATCH),
             *(["--weight-transfer-config", json.dumps({"backend": backend})] if backend else []),
@@ -273,7 +273,7 @@ def main():
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if arguments.gpus == 4 else []
     for way in arguments.sync:  # each in a process of its own: refit.trl replaces methods of TRL
         print(f"\nweights by {way}: {how[way]}", flush=True)
-        process = subprocess.Popen([sys.executable, "-B", *launcher, __file__, *sys.argv[1:], "--way", way])
+        process = subprocess.Popen([sys.executable, *launcher, __file__, *sys.argv[1:], "--way", way])
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which then ends its server
         status = process.wait()
         signal.signal(signal.SIGINT, before)  # the next process would inherit that it is ignored
