@@ -796,7 +796,7 @@ TEST_F(NcclMemoryUseTest, APeerThatWasNamedIsNotWaitedForAgain) {
     is_over_[0] = true;
     (void)ends_[0]->Settle(absl::CancelledError("over"), &is_over_[0]);
   });
-  ends_[1]->Leave();
+  EXPECT_FALSE(ends_[1]->Leave().ok());
   EXPECT_FALSE(is_over_[0]);
   left.set_value();
   other.join();
