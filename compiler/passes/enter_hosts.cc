@@ -232,8 +232,11 @@ void Entrance::AddParts(const Members& members, const Share& share,
                 const Rank entry = ranges[range].second.rank;
                 std::vector<Relay> relays;
                 AddOthers(members, entry, relays);
-                routed_.Add(packed.piece, packed.box, entry, std::move(relays),
-                            {&source, 1});
+                Piece& part = routed_.Add(packed.piece, packed.box, entry,
+                                          std::move(relays), {&source, 1});
+                // A proxy may want the piece, and be fed it by another rank.
+                part.root_keeps =
+                    std::binary_search(members.begin(), members.end(), entry);
               });
 }
 

@@ -9,10 +9,10 @@
 
 namespace refit {
 
-void RoutedPieces::Add(PieceId id, const Box& box, Rank root,
-                       std::vector<Relay> relays,
-                       absl::Span<const Rank> sources) {
-  AddPart(id, box, {&root, 1}, std::move(relays), sources);
+Piece& RoutedPieces::Add(PieceId id, const Box& box, Rank root,
+                         std::vector<Relay> relays,
+                         absl::Span<const Rank> sources) {
+  return AddPart(id, box, {&root, 1}, std::move(relays), sources);
 }
 
 void RoutedPieces::AddBroadcast(PieceId id, const Box& box,

@@ -23,9 +23,10 @@ class RoutedPieces {
         fed_(module.pieces.size()) {}
 
   // `box` of a piece goes to `root` and from there along `relays`, which ends
-  // with this call. Without `sources`: from any that holds the piece.
-  void Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
-           absl::Span<const Rank> sources = {});
+  // with this call. Without `sources`: from any that holds the piece. What it
+  // returns may be changed until the next call.
+  Piece& Add(PieceId id, const Box& box, Rank root, std::vector<Relay> relays,
+             absl::Span<const Rank> sources = {});
 
   // The same along a tree that leads from host to host.
   void AddTree(PieceId id, const Box& box, Rank root,

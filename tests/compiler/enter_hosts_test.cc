@@ -220,5 +220,19 @@ TEST(LevelingTest, NobodyIsBusierThanTheBusiestSetMustBe) {
   }
 }
 
+// Four receivers are on one host of an NVLink domain and one on the other, so
+// that this one receives more. Another receives for it what it is itself fed by
+// its own host: it may not pass that on from its tensor.
+TEST(EnterHostsTest, AProxyDoesNotKeepWhatItReceivesForAnother) {
+  const std::string job = GenericJob(
+      R"({"name": "w", "shape": [569, 128], "dtype": "bf16"})",
+      GenericSide(7, "Shard(0)"), GenericSide(5, "Replicate"),
+      R"(, "topology": {"hosts": [8, 8, 8, 8, 8, 8, 8, 0, 0, 0, 0, 1], )"
+      R"("peer_gigabytes_per_second": 0.7, )"
+      R"("network_gigabytes_per_second": 0.1, "hosts_per_nvlink_domain": 2}, )"
+      R"("options": {"bucket_bytes": 4096, "staging_bytes": 97320}})");
+  EXPECT_EQ(ErrorsOf(job), "");
+}
+
 }  // namespace
 }  // namespace refit
