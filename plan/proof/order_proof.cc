@@ -1,8 +1,6 @@
 #include "plan/proof/order_proof.h"
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -12,45 +10,15 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "plan/proof/byte_map.h"
+#include "plan/proof/rank_order.h"
 #include "plan/proof/step_clocks.h"
 #include "plan/schedule/direct_pairs.h"
-#include "plan/scratch_windows.h"
 #include "plan/vector_length.h"
 
 namespace refit::proof {
 namespace {
-
-// What a rank's step, or a peer's move, does to the rank's memory in a round:
-// it begins at or behind the step `first` and is over at the end of `last`.
-struct Access {
-  uint32_t round = 0;
-  bool arrives = false;  // it writes
-  bool is_direct = false;
-  uint32_t first = 0;
-  uint32_t last = 0;
-  std::optional<uint32_t> peer = std::nullopt;  // that moves
-};
-
-// Bytes of staging that a step reads or writes.
-struct StagingUse {
-  uint32_t step = 0;
-  bool writes = false;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
-// What is known of staging bytes.
-struct Owner {
-  uint32_t writer = 0;
-  Clock readers = {};  // since then, the last of each lane
-};
-
-// Rounds [begin, end) of windows of scratch that share bytes with others.
-using WindowRounds = std::pair<uint32_t, uint32_t>;
 
 // Those that move if every rank can map every peer's tensors.
 Movers PlannedMovers(const fb::Body& body) {
@@ -179,84 +147,14 @@ class OrderProof {
     program_ = body_.programs()->Get(rank);
     messages_ = &plan_.messages().Of(*program_);
     of_ = &ListOf(rank);
-    if (!CheckFrame()) return;
-    if (!ListAccesses()) return;
+    const char* const when = movers_ == PlannedMovers(body_) ? ""
+                             : movers_ == Movers::kReceivers
+                                 ? ", where receivers move the bytes"
+                                 : ", where senders move the bytes";
+    at_.emplace(plan_, rank, *of_, when, steps_, violations_);
+    if (!at_->CheckFrame() || !ListAccesses()) return;
     CheckFences();
-    CheckStaging();
-    if (!IsSource(rank)) CheckRelays();
-    if (program_->scratch_buffers() > 0) CheckScratch();
-  }
-
-  void Report(int64_t round, absl::FunctionRef<std::string()> text,
-              int64_t slot = -1) {
-    violations_.Report({.rank = rank_, .round = round, .buffer_slot = slot},
-                       Invariant::kOrdered, [&] {
-                         return absl::StrCat(
-                             text(), movers_ == PlannedMovers(body_) ? ""
-                                     : movers_ == Movers::kReceivers
-                                         ? ", where receivers move the bytes"
-                                         : ", where senders move the bytes");
-                       });
-  }
-
-  std::string NameOf(uint32_t step) const {
-    const uint32_t round = of_->RoundOf(step);
-    return absl::StrCat(
-        "step ", StepKindName(of_->KindOf(step)),
-        round == kNoRound ? std::string() : absl::StrCat(" of round ", round));
-  }
-  // `step`: that where it begins, or that where it ends.
-  std::string NameOf(const Access& access, uint32_t step) const {
-    return access.peer.has_value()
-               ? absl::StrFormat("rank %d's move of round %d", *access.peer,
-                                 access.round)
-               : NameOf(step);
-  }
-  int64_t RoundOf(uint32_t step) const {
-    const uint32_t round = of_->RoundOf(step);
-    return round == kNoRound ? Site::kBeforeRounds : int64_t{round};
-  }
-
-  // Whether all steps come between the first and the last, and their list is in
-  // the order of rounds.
-  bool CheckFrame() {
-    const auto count = static_cast<uint32_t>(of_->size());
-    if (count < 2 || of_->KindOf(0) != StepKind::kZero ||
-        of_->KindOf(count - 1) != StepKind::kHooks) {
-      Report(Site::kBeforeRounds, [] {
-        return std::string(
-            "its list does not begin with zero and end with hooks");
-      });
-      return false;
-    }
-    for (uint32_t step = 1; step < count; ++step) {
-      if (!of_->IsBefore(0, step)) {
-        Report(RoundOf(step), [&] {
-          return absl::StrFormat(
-              "%s does not wait for %s, and both touch its tensors",
-              NameOf(step), NameOf(0));
-        });
-      }
-      if (!of_->IsBefore(step, count - 1)) {
-        Report(Site::kAfterRounds, [&] {
-          return absl::StrFormat(
-              "%s does not wait for %s, and both touch its tensors",
-              NameOf(count - 1), NameOf(step));
-        });
-      }
-    }
-    if (const std::optional<uint32_t> step = of_->OutOfRound()) {
-      Report(RoundOf(*step), [&] {
-        return absl::StrFormat("%s comes behind steps of later rounds",
-                               NameOf(*step));
-      });
-      return false;
-    }
-    return true;
-  }
-
-  bool HasCopies(const fb::Message& message) const {
-    return body_.copy_lists()->Get(message.copies())->count() > 0;
+    at_->Check(std::move(accesses_), std::move(access_of_));
   }
 
   // False: a step is missing, or a peer does not wait.
@@ -294,7 +192,7 @@ class OrderProof {
                      .is_direct = is_direct_[message.round()]};
     const RoundSteps* const round = of_->FindRound(message.round());
     if (!access.is_direct) {
-      const bool copies = HasCopies(message);
+      const bool copies = HasCopies(body_, message);
       const auto find = [&](StepKind kind) {
         return StepIn(round, message.round(), kind);
       };
@@ -305,7 +203,12 @@ class OrderProof {
       if (!exchange.has_value() || !other.has_value()) return std::nullopt;
       access.first = arrives ? *exchange : *other;
       access.last = arrives ? *other : *exchange;
-      return access;
+      if (access.first <= access.last) return access;
+      at_->Report(message.round(), [&] {
+        return absl::StrFormat("%s comes before %s", at_->NameOf(access.last),
+                               at_->NameOf(access.first));
+      });
+      return std::nullopt;
     }
     const bool moves = (movers_ == Movers::kReceivers) == arrives;
     if (moves) {
@@ -324,7 +227,7 @@ class OrderProof {
     std::optional<uint32_t> step;
     if (steps != nullptr) step = steps->Find(kind);
     if (!step.has_value()) {
-      Report(round, [&] {
+      at_->Report(round, [&] {
         return absl::StrFormat("its list has no %s", StepKindName(kind));
       });
     }
@@ -341,7 +244,7 @@ class OrderProof {
     const std::optional<uint32_t> move =
         round == nullptr ? std::nullopt : round->Find(StepKind::kMove);
     if (!move.has_value()) {
-      Report(access.round, [&] {
+      at_->Report(access.round, [&] {
         return absl::StrFormat("rank %d's list has no move", peer);
       });
       return std::nullopt;
@@ -354,11 +257,11 @@ class OrderProof {
       ++granted;
     }
     if (granted == 0 || granted > mine.grants.size()) {
-      Report(access.round, [&] {
+      at_->Report(access.round, [&] {
         return absl::StrFormat(
             "rank %d's move waits for no grant of this rank: it touches "
             "tensors that %s touches too",
-            peer, NameOf(0));
+            peer, at_->NameOf(0));
       });
       return std::nullopt;
     }
@@ -369,11 +272,11 @@ class OrderProof {
     }
     if (finish == called.finishes.size() ||
         finish >= mine.await_finishes.size()) {
-      Report(access.round, [&] {
+      at_->Report(access.round, [&] {
         return absl::StrFormat(
             "no step waits for the finish of rank %d's move: it touches "
             "tensors that %s touches too",
-            peer, NameOf(static_cast<uint32_t>(of_->size() - 1)));
+            peer, at_->NameOf(static_cast<uint32_t>(of_->size() - 1)));
       });
       return std::nullopt;
     }
@@ -404,7 +307,7 @@ class OrderProof {
               of_calls.RoundOf(calls[i]) <= of_waits.RoundOf(waits[i])) {
             continue;
           }
-          Report(of_waits.RoundOf(waits[i]), [&] {
+          at_->Report(of_waits.RoundOf(waits[i]), [&] {
             return absl::StrFormat(
                 "rank %d waits for a %s of rank %d that does not come in this "
                 "round or before",
@@ -417,243 +320,6 @@ class OrderProof {
             "grant");
       check(called.finishes, theirs, mine.await_finishes, *of_, peer, rank_,
             "finish");
-    }
-  }
-
-  // In the order of the list, because a step comes behind all that it waits
-  // for. Ranges are aligned, so what is between two of them is nobody's.
-  void CheckStaging() {
-    std::vector<StagingUse> uses;
-    for (const fb::Message* message : *messages_) {
-      if (is_direct_[message->round()] || message->size_bytes() == 0) continue;
-      const RoundSteps& round = *of_->FindRound(message->round());
-      const bool arrives = message->kind() == fb::MessageKind::kRecv;
-      StagingUse use = {.step = *round.Find(StepKind::kExchange),
-                        .writes = arrives,
-                        .begin = message->staging_offset()};
-      use.end = use.begin + static_cast<uint64_t>(AlignStaging(
-                                static_cast<int64_t>(message->size_bytes())));
-      uses.push_back(use);
-      if (!HasCopies(*message)) continue;
-      use.step = *round.Find(arrives ? StepKind::kUnpack : StepKind::kPack);
-      use.writes = !arrives;
-      uses.push_back(use);
-    }
-    steps_.Take(uses.size());
-    std::sort(uses.begin(), uses.end(),
-              [](const StagingUse& a, const StagingUse& b) {
-                return std::tie(a.step, a.writes, a.begin) <
-                       std::tie(b.step, b.writes, b.begin);
-              });
-    ByteMap<Owner> owners;
-    for (size_t i = 0; i < uses.size();) {
-      StagingUse use = uses[i];
-      for (++i; i < uses.size() && uses[i].step == use.step &&
-                uses[i].writes == use.writes && uses[i].begin <= use.end;
-           ++i) {
-        use.end = std::max(use.end, uses[i].end);
-      }
-      UseStaging(use, owners);
-    }
-  }
-
-  void UseStaging(const StagingUse& use, ByteMap<Owner>& owners) {
-    const auto check = [&](uint32_t earlier) {
-      if (of_->IsBefore(earlier, use.step)) return;
-      Report(RoundOf(use.step), [&] {
-        return absl::StrFormat(
-            "%s does not wait for %s, and both touch staging bytes in [%d, %d)",
-            NameOf(use.step), NameOf(earlier), use.begin, use.end);
-      });
-    };
-    const auto lane = static_cast<size_t>(of_->LaneOf(use.step));
-    owners.ForEach(use.begin, use.end, [&](Owner& owner) {
-      check(owner.writer);
-      if (!use.writes) {
-        owner.readers[lane] = use.step + 1;
-        return;
-      }
-      for (const uint32_t reader : owner.readers) {
-        if (reader > 0) check(reader - 1);
-      }
-    });
-    if (use.writes) owners.Assign(use.begin, use.end, {.writer = use.step});
-  }
-
-  // Of the accesses in rounds [begin, end); they are in order of their rounds.
-  absl::Span<const Access> In(uint32_t begin, uint32_t end) const {
-    const auto at = [&](uint32_t round) {
-      return std::partition_point(
-          accesses_.begin(), accesses_.end(),
-          [&](const Access& access) { return access.round < round; });
-    };
-    const auto first = at(begin);
-    return absl::MakeConstSpan(accesses_).subspan(
-        static_cast<size_t>(first - accesses_.begin()),
-        static_cast<size_t>(at(end) - first));
-  }
-
-  // What CheckRelays of the data proof takes for written is there.
-  void CheckRelays() {
-    // By round, the accesses up to it that bring something, of each mechanism:
-    // their ends, a step of each lane that follows all before it there.
-    struct Arrived {
-      uint32_t round = 0;
-      Clock ends = {};
-    };
-    std::array<std::vector<Arrived>, 2> arrived;
-    for (const Access& access : accesses_) {
-      if (!access.arrives) continue;
-      std::vector<Arrived>& of = arrived[access.is_direct ? 1 : 0];
-      if (of.empty() || of.back().round != access.round) {
-        of.push_back(of.empty() ? Arrived{} : of.back());
-        of.back().round = access.round;
-      }
-      AddEnd(access, of.back().ends);
-    }
-    for (uint32_t i = 0; i < messages_->size(); ++i) {
-      const fb::Message& message = *messages_->Get(i);
-      if (message.kind() != fb::MessageKind::kSend || IsHeld(body_, message)) {
-        continue;
-      }
-      const Access& relay = accesses_[access_of_[i]];
-      const AwaitedRounds awaited = AwaitedBy(
-          body_, message.round(), FedBy(plan_.messages(), *program_, i));
-      for (const bool is_direct : {false, true}) {
-        const std::vector<Arrived>& of = arrived[is_direct ? 1 : 0];
-        const int64_t last = is_direct ? awaited.direct : awaited.staged;
-        const auto after = std::partition_point(
-            of.begin(), of.end(),
-            [&](const Arrived& at) { return at.round <= last; });
-        if (after == of.begin()) continue;
-        if (of_->AreBefore(std::prev(after)->ends, relay.first)) continue;
-        for (const Access& access : accesses_) {
-          if (!access.arrives || access.is_direct != is_direct ||
-              access.round > last || of_->IsBefore(access.last, relay.first)) {
-            continue;
-          }
-          ReportUnordered(relay, access,
-                          absl::StrFormat("which may bring what the message to "
-                                          "rank %d relays",
-                                          PeerOf(body_, *program_, message)));
-          break;
-        }
-      }
-    }
-  }
-
-  void AddEnd(const Access& access, Clock& ends) const {
-    uint32_t& end = ends[static_cast<size_t>(of_->LaneOf(access.last))];
-    end = std::max(end, access.last + 1);
-  }
-
-  void ReportUnordered(const Access& later, const Access& earlier,
-                       const std::string& why, int64_t slot = -1) {
-    Report(
-        later.peer.has_value() ? int64_t{later.round} : RoundOf(later.first),
-        [&] {
-          return absl::StrFormat("%s does not wait for %s, %s",
-                                 NameOf(later, later.first),
-                                 NameOf(earlier, earlier.last), why);
-        },
-        slot);
-  }
-
-  WindowRounds RoundsOf(uint32_t slot) const {
-    const fb::ScratchWindow* const window = WindowOf(*program_, slot);
-    return window == nullptr ? WindowRounds(0, body_.rounds()->size())
-                             : WindowRounds(window->begin(), window->end());
-  }
-
-  void CheckScratch() {
-    // By window: the launches of its operations, and a slot of it.
-    std::map<WindowRounds, std::set<uint32_t>> launches;
-    for (uint32_t i = 0; i < Length(program_->quantizes()); ++i) {
-      const fb::Quantize& op = *program_->quantizes()->Get(i);
-      const uint32_t slot =
-          IsSource(rank_) ? op.output_slot() : op.input_slot();
-      const std::optional<uint32_t> launch = of_->LaunchOf(i);
-      if (!launch.has_value()) {
-        Report(
-            Site::kBeforeRounds,
-            [] {
-              return absl::StrFormat("its list has no %s",
-                                     StepKindName(StepKind::kQuantize));
-            },
-            slot);
-        return;
-      }
-      const WindowRounds rounds = RoundsOf(slot);
-      if (!launches[rounds].insert(*launch).second) continue;
-      CheckLaunch(*launch, rounds, slot);
-    }
-    const std::vector<ScratchRange> ranges = ScratchRanges(body_, *program_);
-    std::vector<uint32_t> by_begin(ranges.size());
-    for (uint32_t i = 0; i < ranges.size(); ++i) by_begin[i] = i;
-    std::stable_sort(by_begin.begin(), by_begin.end(),
-                     [&](uint32_t a, uint32_t b) {
-                       return ranges[a].begin < ranges[b].begin;
-                     });
-    std::set<std::pair<WindowRounds, WindowRounds>> checked;
-    ByteMap<WindowRounds> windows;
-    for (const uint32_t i : by_begin) {
-      const ScratchRange& range = ranges[i];
-      const WindowRounds rounds(range.begin, range.end);
-      windows.ForEach(range.begin_byte, range.end_byte,
-                      [&](const WindowRounds& before) {
-                        if (checked.emplace(before, rounds).second) {
-                          CheckReuse(before, launches[before], rounds,
-                                     launches[rounds], SlotOf(i));
-                        }
-                      });
-      windows.Assign(range.begin_byte, range.end_byte, rounds);
-    }
-  }
-
-  uint32_t SlotOf(uint32_t scratch) const {
-    return program_->buffers()->size() - program_->scratch_buffers() + scratch;
-  }
-
-  // A launch of operations of a window comes before what a source sends of it,
-  // and behind what comes to a destination, which may pass it on meanwhile.
-  void CheckLaunch(uint32_t launch, const WindowRounds& rounds, uint32_t slot) {
-    const Access of_launch = {.first = launch, .last = launch};
-    const bool arrives = !IsSource(rank_);
-    for (const Access& access : In(rounds.first, rounds.second)) {
-      if (access.arrives != arrives) continue;
-      const Access& earlier = arrives ? access : of_launch;
-      const Access& later = arrives ? of_launch : access;
-      if (of_->IsBefore(earlier.last, later.first)) continue;
-      ReportUnordered(later, earlier, "and both touch this scratch", slot);
-      return;
-    }
-  }
-
-  void CheckReuse(const WindowRounds& before,
-                  const std::set<uint32_t>& launches_before,
-                  const WindowRounds& after,
-                  const std::set<uint32_t>& launches_after, uint32_t slot) {
-    const auto all = [&](const WindowRounds& rounds,
-                         const std::set<uint32_t>& launches) {
-      const absl::Span<const Access> in = In(rounds.first, rounds.second);
-      std::vector<Access> accesses(in.begin(), in.end());
-      for (const uint32_t launch : launches) {
-        accesses.push_back({.first = launch, .last = launch});
-      }
-      steps_.Take(accesses.size());
-      return accesses;
-    };
-    const std::vector<Access> earlier = all(before, launches_before);
-    Clock ends = {};
-    for (const Access& access : earlier) AddEnd(access, ends);
-    for (const Access& later : all(after, launches_after)) {
-      if (of_->AreBefore(ends, later.first)) continue;
-      for (const Access& access : earlier) {
-        if (of_->IsBefore(access.last, later.first)) continue;
-        ReportUnordered(later, access,
-                        "whose scratch shares bytes with this one", slot);
-        return;
-      }
     }
   }
 
@@ -672,6 +338,7 @@ class OrderProof {
   const fb::RankProgram* program_ = nullptr;
   const MessageVector* messages_ = nullptr;
   const StepClocks* of_ = nullptr;
+  std::optional<RankOrder> at_;
   std::vector<Access> accesses_;     // by round
   std::vector<uint32_t> access_of_;  // by message
   std::set<uint32_t> targets_;       // peers that move what is this rank's

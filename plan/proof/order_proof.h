@@ -16,8 +16,8 @@
 //             and after a refit
 //
 // A peer's access begins behind the grant that it awaited, and is over where
-// this rank hears that it finished: grants, finishes and messages are the only
-// edges between ranks.
+// this rank hears that it finished. Grants and finishes are the only edges
+// between ranks: the two ends of a message have no memory in common.
 #ifndef REFIT_PLAN_PROOF_ORDER_PROOF_H_
 #define REFIT_PLAN_PROOF_ORDER_PROOF_H_
 

@@ -128,6 +128,17 @@ TEST(OrderProofTest, StagingIsUsedInOrder) {
             "(invariant 7: ordered)");
 }
 
+TEST(OrderProofTest, WhatIsPackedIsSentAfterwards) {
+  EXPECT_EQ(ViolationOf(OpenSpec(SampleSpec()),
+                        [](int32_t rank, std::vector<Step>& steps) {
+                          if (rank != 0) return;
+                          std::swap(StepOf(steps, StepKind::kPack).kind,
+                                    StepOf(steps, StepKind::kExchange).kind);
+                        }),
+            "rank 0, round 0: step exchange of round 0 comes before step pack "
+            "of round 0 (invariant 7: ordered)");
+}
+
 TEST(OrderProofTest, AllComesBetweenTheFirstStepAndTheLast) {
   EXPECT_EQ(WithoutWaits(SampleSpec(), 0, StepKind::kPack, 0),
             "rank 0, round 0: step pack of round 0 does not wait for step "
