@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The smallest whole refit under Ray: an actor for each rank, with tensors on the host. A server is killed, and all start over.
+"""The smallest whole refit under Ray: an actor for each rank, with tensors on the host. A server is killed, another takes its place, and
+the others go on.
 
     python ray_refit.py          # needs ray, numpy and libucx0; no GPU
 """
@@ -38,9 +39,10 @@ class Rank:
         return refit.rendezvous.ray_unique_id()  # with the address of this actor's node
 
     def join(self, plan, unique_id):
-        if self.executor is not None:
-            self.executor.close()
-        self.executor = refit.join(plan, self.rank, self.tensors, unique_id=unique_id, device="cpu", timeout=TIMEOUT_SECONDS)
+        if self.executor is None:
+            self.executor = refit.join(plan, self.rank, self.tensors, unique_id=unique_id, device="cpu", timeout=TIMEOUT_SECONDS)
+        else:  # a rank was lost: what is bound stays bound
+            self.executor.replace(plan, self.rank, unique_id, timeout=TIMEOUT_SECONDS)
 
     def step(self, step):
         """A trainer trains, then all ranks refit. Returns what a server then holds."""

@@ -92,7 +92,7 @@ def test_a_refusal_is_told_whatever_else_failed():
 
 def test_a_unique_id_holds_the_address_of_rays_node(monkeypatch):
     def has(id, host):
-        return id[34:34 + 1 + len(host)] == bytes([len(host)]) + host.encode()
+        return id[35:35 + 1 + len(host)] == bytes([len(host)]) + host.encode()
 
     rendezvous = refit.rendezvous
     for name in ("REFIT_HOST", "NCCL_SOCKET_IFNAME"):

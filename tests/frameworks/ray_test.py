@@ -45,12 +45,12 @@ def each_rank_has_a_bundle_and_a_process(ranks, bundles):
 
 def an_id_holds_the_nodes_address(ranks):
     unique_id = ray.get(ranks[0].unique_id.remote())
-    assert unique_id[34:34 + 1 + len(NODE)] == bytes([len(NODE)]) + NODE.encode(), unique_id
+    assert unique_id[35:35 + 1 + len(NODE)] == bytes([len(NODE)]) + NODE.encode(), unique_id
     assert NODE.encode() not in refit.rendezvous.unique_id()
 
 
 def a_death_is_told(ranks, bundles, plan, dead):
-    """All but one are in a refit when that one dies. All others hear of it long before the deadline, and all start over."""
+    """All but one are in a refit when that one dies. All others hear of it long before the deadline, and go on."""
     calls = {rank: actor.step.remote(2) for rank, actor in enumerate(ranks) if rank != dead}
     time.sleep(1)
     began = time.monotonic()
