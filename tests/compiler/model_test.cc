@@ -488,6 +488,26 @@ std::string Nemotron(const std::string& more) {
          "}";
 }
 
+TEST(ModelTest, EachLayerOfAQwen35HasANormBeforeItsMlp) {
+  const ReadModelResult result =
+      ReadConfigText(R"({"model_type": "qwen3_5_moe_text", "hidden_size": 8,
+          "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4,
+          "vocab_size": 16, "num_hidden_layers": 4, "intermediate_size": 8,
+          "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+          "linear_key_head_dim": 2, "linear_value_head_dim": 2,
+          "linear_conv_kernel_dim": 2, "num_experts": 2,
+          "moe_intermediate_size": 4, "shared_expert_intermediate_size": 4,
+          "mlp_only_layers": [1]})");
+  ASSERT_EQ(result.errors, "");
+  const std::string listing = ModelListing(*result.model);
+  for (int layer = 0; layer < 4; ++layer) {
+    EXPECT_NE(listing.find(absl::StrFormat(
+                  "model.layers.%d.post_attention_layernorm.weight", layer)),
+              std::string::npos)
+        << layer;
+  }
+}
+
 TEST(ModelTest, OtherKeysThatSayOneThingDifferentlyAreRefused) {
   const auto error = [](const std::string& config) {
     const std::string errors = ReadConfigText(config).errors;
