@@ -31,6 +31,16 @@ def write_checkpoint(directory, config, plan, seed, beside={}):
     save_file({**beside, **weights_of(plan, seed)}, directory / "model.safetensors", metadata={"format": "pt"})
 
 
+def write_tokenizer(directory, words):
+    """Beside a checkpoint, for servers that ask for one: a word for each token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", bos_token="w1", eos_token="w2").save_pretrained(directory)
+
+
 def same_bits(a, b):
     import torch
 

@@ -21,19 +21,13 @@ import tempfile
 import threading
 import time
 import types
-import typing
 import warnings
-
-import typing_extensions
 
 warnings.filterwarnings("ignore")
 os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-if sys.version_info < (3, 12):
-    typing.TypedDict = typing_extensions.TypedDict  # pydantic's wish, for the TypedDicts of SkyRL
+import skyrl_cpu
 
-import kernel_stand_ins
-
-kernel_stand_ins.PACKAGES = {"flash_attn": "2.8.3"}
+skyrl_cpu.stand_in()
 
 import fastapi
 import skyrl

@@ -33,7 +33,7 @@ from hydra import compose, initialize_config_module
 from ray.exceptions import RayActorError, RayError
 from safetensors.torch import load_file
 from torch.distributed.tensor import distribute_tensor
-from trainer import write_checkpoint
+from trainer import write_checkpoint, write_tokenizer
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -107,14 +107,9 @@ def configuration(model, folder):
 
 def write_model(directory, seed):
     """A checkpoint with a tokenizer, which verl's server asks for."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     config = vllm_cpu.FAMILIES["dense"]
     write_checkpoint(directory, config, vllm_cpu.plan_of("dense"), seed)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(config["vocab_size"])}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", bos_token="w1", eos_token="w2").save_pretrained(directory)
+    write_tokenizer(directory, config["vocab_size"])
     return directory
 
 
