@@ -212,7 +212,7 @@ class Executor:
         except BindError as error:
             if unusable:
                 raise BindError(_refusal(self.rank, unusable)) from None
-            message = _with_dtype(_with(problems, error, self.rank), self.plan.side(self.rank), views)
+            message = _with_dtype(_with(problems, error, self.rank), self.plan, self.rank, views)
             raise BindError(_with_remedy(message, self.plan, self.rank, names)) from None
         finally:
             self._meter.bound(time.monotonic() - began)
@@ -587,8 +587,9 @@ def _refusal(rank: int, lines: list[str]) -> str:
     return f"rank {rank} cannot bind, {len(lines)} problem{'' if len(lines) == 1 else 's'}\n  " + "\n  ".join(lines)
 
 
-def _with_dtype(message: str, side: str, views: list[View]) -> str:
-    """Says first what mends wrong dtypes: a key of the job, if all tensors have one dtype that is not the plan's."""
+def _with_dtype(message: str, plan: Plan, rank: int, views: list[View]) -> str:
+    """Says first what mends wrong dtypes: keys of the job, if all tensors have one dtype that is not the plan's. The job then has to name
+    the other side's dtype, too, because a cast is declared."""
     dtypes = {seen.dtype for seen in views}
     wrong = re.findall(r'^  wrong dtype: "(.*)" is ', message, re.MULTILINE)
     if not wrong:
@@ -601,7 +602,13 @@ def _with_dtype(message: str, side: str, views: list[View]) -> str:
     # If some are right, the job's dtype is theirs already.
     if len(dtypes) > 1 or len(wrong) < len(views) and not re.search(r"\n  and \d+ more$", message):
         return message
-    return f'{first}; a plan for these tensors has "{side}": {{"dtype": "{dtypes.pop()}"}} in its job\n{problems}'
+    here = plan.side(rank)
+    there, first_there = ("destination", plan.source_ranks) if here == "source" else ("source", 0)
+    others = {info.dtype for info in plan.tensors(first_there).values()}
+    wanted = [f'"{here}": {{"dtype": "{dtypes.pop()}"}}']
+    if len(others) == 1:
+        wanted.append(f'"{there}": {{"dtype": "{others.pop()}"}}')
+    return f'{first}; a plan for these tensors has {" and ".join(wanted)} in its job\n{problems}'
 
 
 def _with_remedy(message: str, plan: Plan, rank: int, names: Sequence[str]) -> str:

@@ -132,7 +132,7 @@ def test_bind_says_what_a_job_for_another_dtype_has(tiny_job):
                for rank in range(4)]
     error = on_threads(4, lambda rank: executors[rank].bind(tensors[rank], timeout=30))[0]
     assert str(error).splitlines()[0] == (f"rank 0 cannot bind, {len(error.problems)} problems; a plan for these tensors has "
-                                          '"source": {"dtype": "fp16"} in its job')
+                                          '"source": {"dtype": "fp16"} and "destination": {"dtype": "fp32"} in its job')
     assert all(line.startswith("wrong dtype") for line in error.problems)
 
 
