@@ -5,12 +5,11 @@ usage: skyrl_ray_test.py      (skyrl.sh installs what it needs)
 
 Real: Ray; SkyRL's configuration, experiment, trainer, dispatch, placement, policy workers and their FSDP2, servers, router and client;
 vLLM's engines and workers. Stand-ins: CUDA, whose devices Ray counts, flash_attn, the group of the policy workers, which is gloo's alone;
-the prompts and the generator, since no batch is trained; the router starts, and is not asked; vLLM keeps weights as loaded. Policy
+the prompts and the generator, since no batch is trained; vLLM keeps weights as loaded. Policy
 workers read a checkpoint's values into their shards.
 """
 
 import asyncio
-import dataclasses
 import json
 import os
 import pathlib
@@ -151,16 +150,14 @@ def run(work):
         return ray.get(actors.async_run_ray_method("pass_through", method, *arguments))
 
     def tokens():
-        """What each engine generates, asked without the router."""
-        async def generated(url):
-            one = dataclasses.replace(client, proxy_url=url)
+        async def generated():
             try:
-                return await one.generate({"prompt_token_ids": [PROMPT], "sampling_params": {
+                return await client.generate({"prompt_token_ids": [PROMPT] * (4 * ENGINES), "sampling_params": {
                     "temperature": 0.0, "max_tokens": 12, "ignore_eos": True}})
             finally:
-                await one.aclose()
+                await client.aclose()
 
-        answers = {tuple(asyncio.run(generated(url))["response_ids"][0]) for url in client.server_urls}
+        answers = {tuple(answer) for answer in asyncio.run(generated())["response_ids"]}
         assert len(answers) == 1, answers  # the engines agree
         return answers.pop()
 
