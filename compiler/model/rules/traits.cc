@@ -175,6 +175,11 @@ void RulesReader::CheckFusion(const Fusion& fusion, const JsonValue& value,
       }
     }
   }
+  // The config may lack all layers that have them.
+  found |=
+      std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
+        return ModuleOf(name) == fusion.modules[0];
+      });
   if (found) return;
   std::vector<std::string_view> modules;
   for (const Param& param : model_.params) {
