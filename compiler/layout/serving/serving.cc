@@ -483,6 +483,50 @@ void AddDeltaNets(const DeltaNetSizes& delta, EvenPart part, AddStack add) {
 
 }  // namespace
 
+TensorSpec WithPostHook(const LayoutContext& context, TensorSpec spec,
+                        PostHook hook) {
+  if (context.which == fb::Side::kDestination) {
+    spec.post_hooks.push_back(std::move(hook));
+  }
+  return spec;
+}
+
+TensorSpec Router(const LayoutContext& context, const LayerGroup& group,
+                  bool fp32) {
+  TensorSpec spec = Replicated(group);
+  if (fp32) spec.own_dtype = DType::kFp32;
+  if (context.side.router_dtype.given) {
+    spec.own_dtype = context.side.router_dtype.value;
+  }
+  return spec;
+}
+
+void AddIndexers(bool joined, std::optional<DType> weights_dtype,
+                 AddStack add) {
+  const auto whole_as = [](std::optional<DType> dtype) {
+    return [=](const LayerGroup& group) {
+      TensorSpec spec = Replicated(group);
+      spec.own_dtype = dtype;
+      return spec;
+    };
+  };
+  add({ParamRole::kIndexQuery}, Replicated);
+  if (joined) {
+    add({ParamRole::kIndexKey, ParamRole::kIndexWeights},
+        [&](const LayerGroup& group) {
+          TensorSpec spec = ConcatRows(
+              group, RenameModule(group.params[0]->name, "wk_weights_proj"));
+          spec.own_dtype = weights_dtype;
+          return spec;
+        });
+  } else {
+    add({ParamRole::kIndexKey}, Replicated);
+    add({ParamRole::kIndexWeights}, whole_as(weights_dtype));
+  }
+  add({ParamRole::kIndexKeyNorm}, whole_as(DType::kFp32));
+  add({ParamRole::kIndexKeyNormBias}, whole_as(DType::kFp32));
+}
+
 void AddServingMixers(const Architecture& architecture, EvenPart part,
                       AddStack add) {
   if (architecture.mamba.has_value()) {

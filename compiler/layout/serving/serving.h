@@ -82,6 +82,19 @@ TensorSpec ExpertDown(const LayerGroup& group, std::string_view module,
 // With the tensor's last two dimensions exchanged.
 TensorSpec Transposed(TensorSpec spec);
 
+// What a worker must do to the tensor after a refit; of a source nothing.
+TensorSpec WithPostHook(const LayoutContext& context, TensorSpec spec,
+                        PostHook hook);
+
+// A router, whole; `fp32`: whatever the side's dtype, unless the side has one
+// for routers.
+TensorSpec Router(const LayoutContext& context, const LayerGroup& group,
+                  bool fp32);
+
+// Indexers of sparse attention, whole on each rank. `joined`: key and weights
+// in one tensor. `weights_dtype`: the engine's own.
+void AddIndexers(bool joined, std::optional<DType> weights_dtype, AddStack add);
+
 // Modules in attention's place: what the tensor-parallel rank of `part` holds
 // of the model's Mamba-2 mixers and gated delta nets.
 void AddServingMixers(const Architecture& architecture, EvenPart part,

@@ -46,7 +46,6 @@ class SglangLayout {
   std::vector<BufferId> Rank(const ExpertSlice& experts, int64_t stage,
                              Range layers, int64_t tensor);
   void AddLayers(Range layers, int64_t tensor, std::vector<BufferId>& out);
-  void AddIndexers(Range layers, std::vector<BufferId>& out);
   void AddExperts(const ExpertSlice& experts, Range layers, int64_t tensor,
                   std::vector<BufferId>& out);
   void AddHead(int64_t stage, int64_t tensor, std::vector<BufferId>& out);
@@ -125,14 +124,11 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
     return RowShard(group, attention);
   };
   const auto key_value_up = [&](const LayerGroup& group) {
-    TensorSpec spec = RowShard(group, attention);
-    if (context_.which == fb::Side::kDestination) {
-      spec.post_hooks.push_back(
-          {.name = "derive-latent-projections",
-           .detail =
-               "make w_kc and w_vc of the layer's attention from it again"});
-    }
-    return spec;
+    return WithPostHook(
+        context_, RowShard(group, attention),
+        {.name = "derive-latent-projections",
+         .detail =
+             "make w_kc and w_vc of the layer's attention from it again"});
   };
   const auto output = [&](const LayerGroup& group) {
     return ColumnShard(group, group.params[0]->name, attention);
@@ -155,7 +151,8 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   add({kAttentionSinks}, [&](const LayerGroup& group) {
     return RowPart(*group.params[0], attention);
   });
-  AddIndexers(layers, out);
+  const bool joins_indexers = architecture.index_rope_interleaved;
+  AddIndexers(joins_indexers, DType::kBf16, add);
   AddServingMixers(architecture, attention, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, mlp, add);
   if (shared_ != SharedExperts::kFused) {
@@ -166,19 +163,14 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   const bool is_since_fp32_router =
       IsSince(context_.side, VersionNumbers(traits_.fp32_router_since));
   add({kRouter}, [&](const LayerGroup& group) {
-    TensorSpec spec = Replicated(group);
-    if (has_fp32_router && is_since_fp32_router) spec.own_dtype = DType::kFp32;
+    TensorSpec spec =
+        Router(context_, group, has_fp32_router && is_since_fp32_router);
+    if (!has_fp32_router || is_since_fp32_router) return spec;
     // An older release computes with an fp32 copy.
-    if (has_fp32_router && !is_since_fp32_router &&
-        context_.which == fb::Side::kDestination) {
-      spec.post_hooks.push_back(
-          {.name = "drop-router-copy",
-           .detail = "set the gate's cached fp32 copy, _weight_fp32, to None"});
-    }
-    if (context_.side.router_dtype.given) {
-      spec.own_dtype = context_.side.router_dtype.value;
-    }
-    return spec;
+    return WithPostHook(
+        context_, std::move(spec),
+        {.name = "drop-router-copy",
+         .detail = "set the gate's cached fp32 copy, _weight_fp32, to None"});
   });
   add({kQueryHeadsNorm}, [&](const LayerGroup& group) {
     return QueryHeadsNorm(group, architecture, attention);
@@ -195,35 +187,6 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
   }
   AddPlainModules(context_, table_, traits_.fused, traits_.renames, mlp, layers,
                   out);
-}
-
-// Of sparse attention, whole on each rank.
-void SglangLayout::AddIndexers(Range layers, std::vector<BufferId>& out) {
-  const auto add = [&](std::initializer_list<ParamRole> roles, auto make) {
-    AddStacks(layers, roles, std::nullopt, make, out);
-  };
-  const auto fp32 = [](const LayerGroup& group) {
-    TensorSpec spec = Replicated(group);
-    spec.own_dtype = DType::kFp32;
-    return spec;
-  };
-  const auto in_bf16 = [](TensorSpec spec) {
-    spec.own_dtype = DType::kBf16;
-    return spec;
-  };
-  add({kIndexQuery}, Replicated);
-  if (context_.model.architecture.index_rope_interleaved) {
-    add({kIndexKey, kIndexWeights}, [&](const LayerGroup& group) {
-      return in_bf16(ConcatRows(
-          group, RenameModule(group.params[0]->name, "wk_weights_proj")));
-    });
-  } else {
-    add({kIndexKey}, Replicated);
-    add({kIndexWeights},
-        [&](const LayerGroup& group) { return in_bf16(Replicated(group)); });
-  }
-  add({kIndexKeyNorm}, fp32);
-  add({kIndexKeyNormBias}, fp32);
 }
 
 void SglangLayout::AddExperts(const ExpertSlice& experts, Range layers,

@@ -425,14 +425,11 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kQueryUp}, row_shard);
   add({kKeyValueDownNorm}, replicated);
   add({kKeyValueUp}, [&](const LayerGroup& group) {
-    TensorSpec spec = RowShard(group, part);
-    if (context_.which == fb::Side::kDestination) {
-      spec.post_hooks.push_back(
-          {.name = "derive-latent-projections",
-           .detail =
-               "make W_UV and W_UK_T of the layer's attention from it again"});
-    }
-    return spec;
+    return WithPostHook(
+        context_, RowShard(group, part),
+        {.name = "derive-latent-projections",
+         .detail =
+             "make W_UV and W_UK_T of the layer's attention from it again"});
   });
   if (architecture.latent.has_value()) {
     const LatentAttention& latent = *architecture.latent;
@@ -458,28 +455,15 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   add({kKeyHeadsNorm}, [&](const LayerGroup& group) {
     return KeyHeadsNorm(group, architecture, part);
   });
-  add({kIndexQuery}, replicated);
-  add({kIndexKey, kIndexWeights}, [&](const LayerGroup& group) {
-    return ConcatRows(group,
-                      RenameModule(group.params[0]->name, "wk_weights_proj"));
-  });
-  const auto fp32 = [&](const LayerGroup& group) {
-    TensorSpec spec = Replicated(group);
-    spec.own_dtype = DType::kFp32;
-    return spec;
-  };
-  add({kIndexKeyNorm}, fp32);
-  add({kIndexKeyNormBias}, fp32);
+  AddIndexers(/*joined=*/true, std::nullopt, add);
   add({kAttentionSinks}, [&](const LayerGroup& group) {
-    TensorSpec spec = RowPart(*group.params[0], part);
-    if (context_.which == fb::Side::kDestination) {
-      spec.post_hooks.push_back(
-          {.name = "derive-attention-sinks",
-           .detail = "with the attention backend FLASHINFER make the layer's "
-                     "fp32 copy of them again "
-                     "(process_weights_after_loading); others read them"});
-    }
-    return spec;
+    return WithPostHook(
+        context_, RowPart(*group.params[0], part),
+        {.name = "derive-attention-sinks",
+         .detail =
+             "with the attention backend FLASHINFER make the layer's fp32 copy "
+             "of "
+             "them again (process_weights_after_loading); others read them"});
   });
   add({kAttentionSinksFp32},
       [&](const LayerGroup& group) { return PaddedSinks(group, part); });
@@ -489,39 +473,29 @@ std::vector<BufferId> VllmLayout::EmbeddingAndLayers(int64_t stage,
   AddLayers(
       stage, derives, {kHyperAttentionMix}, std::nullopt,
       [&](const LayerGroup& group) {
-        TensorSpec spec = Replicated(group);
-        if (context_.which == fb::Side::kDestination) {
-          spec.post_hooks.push_back(
-              {.name = "derive-hyper-broadcast",
-               .detail = "make hc_attn_fn_broadcast of the layer from it again "
-                         "(finalize_mhc_broadcast_weights of the model)"});
-        }
-        return spec;
+        return WithPostHook(
+            context_, Replicated(group),
+            {.name = "derive-hyper-broadcast",
+             .detail = "make hc_attn_fn_broadcast of the layer from it again "
+                       "(finalize_mhc_broadcast_weights of the model)"});
       },
       out);
   AddLayers(stage, {derives.end, layers.end}, {kHyperAttentionMix},
             std::nullopt, Replicated, out);
   AddServingMixers(architecture, part, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, part, add);
-  add({kAttentionNorm}, replicated);
-  add({kMlpNorm}, replicated);
-  add({kMlpInputNorm}, replicated);
-  add({kMlpOutputNorm}, replicated);
-  add({kMoeNorm}, replicated);
+  for (const ParamRole role :
+       {kAttentionNorm, kMlpNorm, kMlpInputNorm, kMlpOutputNorm, kMoeNorm}) {
+    add({role}, replicated);
+  }
   add({kRouter}, [&](const LayerGroup& group) {
-    TensorSpec spec = Replicated(group);
-    if (traits_.fp32_router) spec.own_dtype = DType::kFp32;
-    if (context_.side.router_dtype.given) {
-      spec.own_dtype = context_.side.router_dtype.value;
-    }
-    return spec;
+    return Router(context_, group, traits_.fp32_router);
   });
   AddHashTables(layers, out);
-  add({kRouterBias}, replicated);
-  add({kRouterCorrection}, replicated);
-  add({kLatentDown}, replicated);
-  add({kLatentUp}, replicated);
-  add({kSharedExpertRouter}, replicated);
+  for (const ParamRole role : {kRouterBias, kRouterCorrection, kLatentDown,
+                               kLatentUp, kSharedExpertRouter}) {
+    add({role}, replicated);
+  }
   AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
          shared_part, add);
   AddPlainModules(context_, table_, traits_.fused, traits_.renames, part,
