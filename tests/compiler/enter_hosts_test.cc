@@ -230,7 +230,7 @@ TEST(EnterHostsTest, AProxyDoesNotKeepWhatItReceivesForAnother) {
       R"(, "topology": {"hosts": [8, 8, 8, 8, 8, 8, 8, 0, 0, 0, 0, 1], )"
       R"("peer_gigabytes_per_second": 0.7, )"
       R"("network_gigabytes_per_second": 0.1, "hosts_per_nvlink_domain": 2}, )"
-      R"("options": {"bucket_bytes": 4096, "staging_bytes": 97320}})");
+      R"("options": {"bucket_bytes": 4096, "staging_bytes": 97320})");
   EXPECT_EQ(ErrorsOf(job), "");
 }
 
