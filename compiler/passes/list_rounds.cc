@@ -2,34 +2,22 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
+#include "compiler/passes/round_limits.h"
 #include "compiler/passes/turns.h"
 #include "plan/plan_file.h"
 
 namespace refit {
 namespace {
 
-// Beside its messages of full size a round has room for small ones, as large as
-// this part of one.
-constexpr int64_t kSmallBeside = 8;
-
-// If more than this part of what is received is relayed, a round has as many
-// messages as are in flight along a chain; else relays go beside the rest.
-constexpr double kManyRelays = 0.5;
-
 // Larger than any message.
 constexpr int64_t kNoBytes = int64_t{1} << 60;
 
-constexpr int32_t kNoRound = -1;
-constexpr int32_t kNoTurn = -1;
+constexpr int32_t kNone = -1;  // no round, or no turn
 constexpr int64_t kUnknown = -1;
 
 // Goes before all others: more bytes than any rank has left.
@@ -49,7 +37,7 @@ struct PairStream {
   uint32_t next = 0;
   uint32_t end = 0;
   int64_t left = 0;        // bytes
-  int32_t turn = kNoTurn;  // of an edge of a tree
+  int32_t turn = kNone;    // of an edge of a tree
   bool has_large = false;  // a message that is not small
   bool is_ready = false;
   // Of the next message: messages are many, and far apart in memory.
@@ -58,81 +46,6 @@ struct PairStream {
   int64_t size_bytes = 0;
   int64_t tail = 0;  // bytes of the longest way on from its receiver
 };
-
-// What the messages of a wave and route do to ranks in all.
-struct Totals {
-  explicit Totals(size_t world)
-      : sent(world, 0),
-        received(world, 0),
-        entering(world, 0),
-        staged(world, 0),
-        own_operations(world, 0),
-        operations(world, 0) {}
-
-  // Bytes, by rank.
-  std::vector<int64_t> sent, received;  // not inside a host beside the network
-  std::vector<int64_t> entering;  // received inside a host beside the network
-  std::vector<int64_t> staged;    // in either direction, and what is dealt out
-  // By rank: of messages, and of these and those that deal them out.
-  std::vector<int64_t> own_operations, operations;
-  int64_t most_bytes = 1;  // of a message
-  int64_t most_relayed_bytes = 0;
-  double bytes = 0;  // of all messages
-  double dealt_bytes = 0;
-  double dealt_messages = 0;
-  double relayed_bytes = 0;
-  bool routes = false;         // any message is routed
-  bool between_hosts = false;  // and passed on to another host, or broadcast
-  bool on_nvlink = true;       // all go inside a domain that is a site
-};
-
-int64_t MostOf(const std::vector<int64_t>& numbers) {
-  return *std::max_element(numbers.begin(), numbers.end());
-}
-
-Totals TotalsOf(Module& module, const std::vector<Message*>& messages) {
-  Totals totals(static_cast<size_t>(module.world_size()));
-  totals.on_nvlink = module.JoinsHosts();
-  for (Message* message : messages) {
-    const size_t source = IndexOf(message->source);
-    const int64_t bytes = message->size_bytes;
-    const bool relays = FedBy(module, *message) != nullptr;
-    totals.most_bytes = std::max(totals.most_bytes, AlignStaging(bytes));
-    totals.bytes += static_cast<double>(bytes);
-    totals.routes |= message->is_routed;
-    totals.between_hosts |=
-        message->is_routed && (relays || message->is_broadcast());
-    totals.on_nvlink = totals.on_nvlink &&
-                       module.LinkBetween(message->source,
-                                          message->destination) == Route::kPeer;
-    if (relays) {
-      totals.relayed_bytes += static_cast<double>(bytes);
-      totals.most_relayed_bytes =
-          std::max(totals.most_relayed_bytes, AlignStaging(bytes));
-    }
-    if (!IsBesideNetwork(*message)) totals.sent[source] += bytes;
-    // What goes on along a tree lies where it came.
-    if (!relays || !message->is_routed) totals.staged[source] += bytes;
-    ++totals.own_operations[source];
-    ++totals.operations[source];
-    ForEachSentWith(module, *message, [&](const Message& received) {
-      const size_t destination = IndexOf(received.destination);
-      (IsBesideNetwork(received) ? totals.entering
-                                 : totals.received)[destination] += bytes;
-      totals.staged[destination] += bytes;
-      ++totals.own_operations[destination];
-      ++totals.operations[destination];
-      for (const Message& held : DealtBy(module, received)) {
-        totals.dealt_bytes += static_cast<double>(bytes);
-        totals.dealt_messages += 1;
-        totals.staged[IndexOf(held.destination)] += bytes;
-        ++totals.operations[IndexOf(held.source)];
-        ++totals.operations[IndexOf(held.destination)];
-      }
-    });
-  }
-  return totals;
-}
 
 // The stride of a walk through 0 .. cycle-1 that visits each number once and
 // never stays in one neighbourhood: coprime, near the golden section.
@@ -145,17 +58,17 @@ int64_t WalkStride(int64_t cycle) {
 class ListScheduler {
  public:
   ListScheduler(Module& module, const std::vector<Message*>& messages,
-                int32_t first_round, bool ends, RoundLoads& loads)
+                const RoundTotals& totals, int32_t first_round, bool ends,
+                RoundLoads& loads)
       : module_(module),
         loads_(loads),
+        limits_(module, totals, ends, messages.front()->route, loads),
         first_round_(first_round),
         round_(first_round),
         unplaced_(messages.size()),
         tails_(module.messages.size()),
         stream_of_(module.messages.size()),
         ready_(kSendersOfRank * static_cast<size_t>(module.world_size())) {
-    const Totals totals = TotalsOf(module, messages);
-    SetLimits(totals, ends, messages.front()->route);
     left_ = {totals.sent, totals.received};
     left_[kReceives].push_back(0);
     ListStreams(messages);
@@ -215,15 +128,11 @@ class ListScheduler {
   // messages beside large ones: what has no room for one has room for others.
   static constexpr size_t kSendersOfRank = 4;
 
-  Message& Head(const PairStream& stream) {
-    return module_.messages[stream.next];
-  }
+  Message& Head(const PairStream& of) { return module_.messages[of.next]; }
   size_t SenderOf(const Message& message) const {
     return kSendersOfRank * IndexOf(message.source) +
-           (IsBesideNetwork(message) ? 2 : 0) + (IsSmall(message) ? 1 : 0);
-  }
-  bool IsSmall(const Message& message) const {
-    return message.size_bytes <= most_bytes_ / kSmallBeside;
+           (IsBesideNetwork(message) ? 2 : 0) +
+           (limits_.IsSmall(message) ? 1 : 0);
   }
   // Whether its source may send it from where it came.
   bool MayHold(const Message& message) const {
@@ -231,18 +140,9 @@ class ListScheduler {
            message.route == Route::kNetwork && message.fed_by.count > 0;
   }
 
-  void SetLimits(const Totals& totals, bool ends, Route route);
   void ListStreams(const std::vector<Message*>& messages);
   void FindTails(const std::vector<Message*>& messages);
   void FindTurns();
-  // Room for about so many bytes in messages of full size, and for small ones
-  // beside them.
-  int64_t WholeMessages(int64_t bytes) const {
-    const int64_t count =
-        std::max<int64_t>((bytes + most_bytes_ / 2) / most_bytes_, 1);
-    return count * most_bytes_ + most_bytes_ / kSmallBeside;
-  }
-  int64_t LimitOfRound() const;
   // Urgency is compared in these.
   int64_t InUnits(int64_t bytes) const { return bytes / urgency_unit_; }
   int64_t UrgencyOf(const PairStream& stream) const;
@@ -260,24 +160,20 @@ class ListScheduler {
   void Wait(uint32_t index);
   void MakeReady(uint32_t index, size_t sender);
   bool TryPlace(uint32_t index);
-  // Whether the sender's messages go over the network; whether they are small.
+  // Whether the sender's messages go over the network; are small.
   static bool IsOfNetwork(size_t sender) { return sender % kSendersOfRank < 2; }
-  static size_t ClassOf(size_t sender) { return sender % 2; }
+  static bool IsOfSmall(size_t sender) { return sender % 2 == 1; }
   void FillRound();
 
   Module& module_;
   RoundLoads& loads_;
+  const RoundLimits limits_;
   const int32_t first_round_;
   int32_t round_;  // that is filled
   size_t unplaced_;
 
-  int64_t most_bytes_ = 1;  // of a message
-  int64_t direction_bytes_ = std::numeric_limits<int64_t>::max();  // of a round
-  int64_t small_direction_bytes_ = 0;  // the same with small messages
-  int64_t urgency_unit_ = 1;           // bytes
-  int32_t turns_ = 0;  // of edges between hosts; 0: there are none
-  // What is dealt out of a round takes this part of its time.
-  double dealt_part_ = 0;
+  int64_t urgency_unit_ = 1;  // bytes
+  int32_t turns_ = 0;         // of edges between hosts; 0: there are none
 
   std::vector<PairStream> streams_;
   std::vector<int64_t> tails_;  // by message: bytes of the longest way from it
@@ -292,89 +188,6 @@ class ListScheduler {
   // By message: the streams whose next one it feeds.
   std::vector<std::vector<uint32_t>> fed_;
 };
-
-void ListScheduler::SetLimits(const Totals& totals, bool ends, Route route) {
-  const Limits& limits = module_.limits;
-  most_bytes_ = totals.most_bytes;
-  const int64_t most = std::max(MostOf(totals.sent), MostOf(totals.received));
-  // Each round has as large a part of what a rank sends and receives as of what
-  // it stages in all.
-  const double part_of_staging =
-      static_cast<double>(loads_.staging_bytes_max()) /
-      static_cast<double>(std::max<int64_t>(MostOf(totals.staged), 1));
-  const auto room =
-      static_cast<int64_t>(part_of_staging * static_cast<double>(most));
-  loads_.LimitEntering(std::numeric_limits<int64_t>::max());
-  loads_.LimitSends(1);
-  loads_.Reserve({});
-  if (totals.dealt_bytes > 0) {
-    std::vector<RankRoom> reserved;
-    for (size_t rank = 0; rank < totals.sent.size(); ++rank) {
-      const auto bytes = static_cast<int64_t>(
-          part_of_staging * static_cast<double>(totals.received[rank]));
-      reserved.push_back(
-          {.staging_bytes = bytes / most_bytes_ * most_bytes_,
-           .operations = static_cast<int32_t>(
-               limits.operations_per_round * totals.own_operations[rank] /
-               std::max<int64_t>(totals.operations[rank], 1))});
-    }
-    loads_.Reserve(std::move(reserved));
-  }
-  if (totals.between_hosts) {
-    direction_bytes_ = WholeMessages(most_bytes_);
-    const double entering =
-        static_cast<double>(MostOf(totals.entering)) /
-        static_cast<double>(std::max<int64_t>(MostOf(totals.received), 1));
-    loads_.LimitEntering(direction_bytes_ *
-                         std::max<int64_t>(std::llround(entering), 1));
-  } else if (totals.relayed_bytes > totals.bytes * kManyRelays) {
-    direction_bytes_ =
-        std::max(most_bytes_, totals.most_relayed_bytes *
-                                  StagedRoundOf(route).relayed_messages);
-  } else if (totals.dealt_bytes > 0) {
-    const auto operations =
-        static_cast<int64_t>(limits.operations_per_round /
-                             (1 + 2 * totals.dealt_bytes / totals.bytes));
-    const int64_t count =
-        std::max<int64_t>(std::min(room / most_bytes_, operations), 1);
-    direction_bytes_ = std::max(
-        most_bytes_, std::min(room, WholeMessages(count * most_bytes_)));
-    // A source feeds all in each round, for they pass on as much meanwhile.
-    if (totals.on_nvlink) {
-      direction_bytes_ = WholeMessages(most_bytes_);
-      loads_.LimitSends(most / std::max<int64_t>(MostOf(totals.received), 1) +
-                        1);
-    }
-  } else if (totals.routes || totals.relayed_bytes > 0) {
-    direction_bytes_ = std::max(room, most_bytes_);
-  }
-  const double part_of_operations =
-      static_cast<double>(limits.operations_per_round) /
-      static_cast<double>(MostOf(totals.operations));
-  if (!totals.between_hosts && totals.dealt_bytes == 0 &&
-      part_of_operations < std::min(part_of_staging, 1.0)) {
-    direction_bytes_ = std::min(
-        direction_bytes_, WholeMessages(static_cast<int64_t>(
-                              part_of_operations * static_cast<double>(most))));
-  }
-  small_direction_bytes_ = totals.between_hosts
-                               ? direction_bytes_
-                               : std::max(room, direction_bytes_);
-  if (limits.shape.sizes == RoundShape::Sizes::kEven && totals.routes &&
-      !totals.between_hosts && most > room) {
-    const auto with_slack =
-        static_cast<int64_t>(static_cast<double>(most) * kSlackOfRounds);
-    direction_bytes_ = std::min(
-        direction_bytes_, WholeMessages(with_slack / (with_slack / room + 1)));
-  }
-  if (ends && !totals.between_hosts && !totals.on_nvlink) {
-    const Topology& topology = module_.topology;
-    dealt_part_ = topology.network_bytes_per_second *
-                  (totals.dealt_bytes / topology.peer_bytes_per_second +
-                   totals.dealt_messages * kDealtMessageSeconds) /
-                  std::max(totals.bytes, 1.0);
-  }
-}
 
 // In the order in which at each turn every source talks to a different
 // destination. Neighbouring shifts often carry messages of one kind
@@ -392,7 +205,7 @@ void ListScheduler::ListStreams(const std::vector<Message*>& messages) {
     if (!goes_on) streams_.push_back({.next = number});
     streams_.back().end = number + 1;
     streams_.back().left += message->size_bytes;
-    streams_.back().has_large |= !IsSmall(*message);
+    streams_.back().has_large |= !limits_.IsSmall(*message);
   }
   // By rank: its place among the ranks of its side that are planned.
   std::vector<int64_t> places;
@@ -418,73 +231,37 @@ void ListScheduler::ListStreams(const std::vector<Message*>& messages) {
   std::vector<std::pair<std::tuple<int64_t, int64_t, uint32_t>, PairStream>>
       order;
   order.reserve(streams_.size());
+  std::vector<int64_t> pairs(static_cast<size_t>(module_.world_size()), 0);
+  int64_t most_pairs = kPairsOfFineUrgency;  // of a source
   for (const PairStream& stream : streams_) {
     order.emplace_back(turn_of(stream), stream);
+    most_pairs = std::max(most_pairs, ++pairs[IndexOf(Head(stream).source)]);
   }
   std::sort(order.begin(), order.end(),
             [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<int64_t> pairs(static_cast<size_t>(module_.world_size()), 0);
-  for (const PairStream& stream : streams_) {
-    ++pairs[IndexOf(Head(stream).source)];
-  }
-  const int64_t coarser =
-      std::max<int64_t>(MostOf(pairs) / kPairsOfFineUrgency, 1);
-  urgency_unit_ =
-      std::max<int64_t>(most_bytes_ * coarser * coarser / kUrgencyParts, 1);
+  const int64_t coarser = most_pairs / kPairsOfFineUrgency;
+  urgency_unit_ = std::max<int64_t>(
+      limits_.most_bytes() * coarser * coarser / kUrgencyParts, 1);
   for (uint32_t i = 0; i < streams_.size(); ++i) {
     streams_[i] = order[i].second;
-    for (uint32_t number = streams_[i].next; number < streams_[i].end;
-         ++number) {
-      stream_of_[number] = i;
-    }
+    std::fill(stream_of_.begin() + streams_[i].next,
+              stream_of_.begin() + streams_[i].end, i);
   }
 }
 
-// Trees that cross would have a rank receive from two others in one round, and
-// nothing in the next. So edges between hosts take turns: no rank sends, or
-// receives, along two in one turn. Roots share the turns of sources, so that as
-// many are fed in one as in another. What is small goes beside others.
 void ListScheduler::FindTurns() {
   std::vector<std::pair<Rank, Rank>> edges;
-  absl::flat_hash_map<std::pair<Rank, Rank>, size_t> number_of;
-  std::vector<Rank> roots;
-  absl::flat_hash_map<Rank, Rank> source_of;
-  absl::flat_hash_map<Rank, int32_t> passes_on, receives;
-  int32_t degree = 1;
-  for (const PairStream& stream : streams_) {
-    const Message& message = Head(stream);
-    if (message.route != Route::kNetwork || !stream.has_large) continue;
-    const Rank receiver = message.destination;
-    if (!module_.IsRelay(message.source)) {
-      if (source_of.try_emplace(receiver, receiver).second) {
-        roots.push_back(receiver);
-        degree = std::max(degree, ++receives[receiver]);
-      }
-      continue;
-    }
-    const std::pair<Rank, Rank> edge(message.source, receiver);
-    if (!number_of.try_emplace(edge, edges.size()).second) continue;
-    edges.push_back(edge);
-    degree = std::max({degree, ++passes_on[edge.first], ++receives[receiver]});
-  }
-  std::sort(roots.begin(), roots.end());
-  const size_t sources = (roots.size() + static_cast<size_t>(degree) - 1) /
-                         static_cast<size_t>(degree);
-  for (size_t i = 0; i < roots.size(); ++i) {
-    const Rank source{module_.world_size() + static_cast<int32_t>(i % sources)};
-    source_of[roots[i]] = source;
-    number_of.try_emplace({source, roots[i]}, edges.size());
-    edges.emplace_back(source, roots[i]);
-  }
-  const std::vector<int32_t> turns = TurnsOf(edges);
-  for (const int32_t turn : turns) turns_ = std::max(turns_, turn + 1);
+  std::vector<PairStream*> of_edges;
   for (PairStream& stream : streams_) {
     const Message& message = Head(stream);
     if (message.route != Route::kNetwork || !stream.has_large) continue;
-    const Rank source = module_.IsRelay(message.source)
-                            ? message.source
-                            : source_of.at(message.destination);
-    stream.turn = turns[number_of.at({source, message.destination})];
+    edges.emplace_back(message.source, message.destination);
+    of_edges.push_back(&stream);
+  }
+  const std::vector<int32_t> turns = TurnsOfTrees(module_, edges);
+  for (size_t i = 0; i < turns.size(); ++i) {
+    of_edges[i]->turn = turns[i];
+    turns_ = std::max(turns_, turns[i] + 1);
   }
 }
 
@@ -507,24 +284,10 @@ void ListScheduler::FindTails(const std::vector<Message*>& messages) {
   }
 }
 
-// What comes in the last round is dealt out alone, so that the last rounds get
-// smaller: each so that the next one takes as long as it is dealt out. Not
-// where that saves less than the start of a round.
-int64_t ListScheduler::LimitOfRound() const {
-  if (dealt_part_ == 0) return direction_bytes_;
-  const auto left = static_cast<double>(
-      std::max(MostOf(left_[kSends]), MostOf(left_[kReceives])));
-  const double start =
-      kStagedRoundSeconds * module_.topology.network_bytes_per_second;
-  const double bytes = (left + start) / (1 + dealt_part_);
-  if (bytes * dealt_part_ <= start) return direction_bytes_;
-  return std::min(direction_bytes_, WholeMessages(static_cast<int64_t>(bytes)));
-}
-
 // But for what its receiver has to receive.
 int64_t ListScheduler::UrgencyOf(const PairStream& stream) const {
   const bool is_turn =
-      stream.turn != kNoTurn && (round_ - first_round_) % turns_ == stream.turn;
+      stream.turn != kNone && (round_ - first_round_) % turns_ == stream.turn;
   return stream.tail + stream.left + (is_turn ? kIsItsTurn : 0);
 }
 
@@ -532,7 +295,7 @@ int64_t ListScheduler::UrgencyOf(const PairStream& stream) const {
 // the most urgent while its urgency does not change.
 bool ListScheduler::HasOpen(size_t sender) {
   Queue& ready = ready_[sender];
-  const std::vector<int64_t>& room = room_[ClassOf(sender)];
+  const std::vector<int64_t>& room = room_[IsOfSmall(sender)];
   const std::vector<int64_t>& left = left_[kReceives];
   const auto fits = [&](const Entry& entry) {
     return entry.takes <= ready.room && entry.takes <= room[entry.receiver];
@@ -591,16 +354,16 @@ int32_t ListScheduler::ReadyRound(const PairStream& stream) {
   const Message& message = Head(stream);
   const Message* fed_by = FedBy(module_, message);
   if (fed_by == nullptr) return round_;
-  if (fed_by->round < 0) return kNoRound;
-  return std::max(round_,
-                  fed_by->round + (MayHold(message) ? 1 : kRelayRounds));
+  if (fed_by->round < 0) return kNone;
+  const int32_t rounds = MayHold(message) ? 1 : kRelayRounds;
+  return std::max(round_, fed_by->round + rounds);
 }
 
 void ListScheduler::Wait(uint32_t index) {
   PairStream& stream = streams_[index];
   if (stream.is_ready || stream.next == stream.end) return;
   const int32_t round = ReadyRound(stream);
-  if (round == kNoRound) return;
+  if (round == kNone) return;
   if (round > round_) {
     const auto later = static_cast<size_t>(round - first_round_);
     if (waking_.size() <= later) waking_.resize(later + 1);
@@ -630,7 +393,7 @@ bool ListScheduler::TryPlace(uint32_t index) {
     const int32_t came = FedBy(module_, message)->round;
     message.is_held = round_ <= came + module_.stats.held_rounds;
   }
-  const bool is_small = IsSmall(message);
+  const bool is_small = limits_.IsSmall(message);
   bool fits = loads_.FitsAtSource(message, round_, is_small);
   ForEachSentWith(module_, message, [&](const Message& received) {
     fits = fits && loads_.FitsWhereReceived(
@@ -666,7 +429,8 @@ bool ListScheduler::TryPlace(uint32_t index) {
 
 // The senders of most urgency first.
 void ListScheduler::FillRound() {
-  loads_.LimitDirection(LimitOfRound(), small_direction_bytes_);
+  loads_.LimitDirection(limits_.OfRound(left_),
+                        limits_.small_direction_bytes());
   const auto at = static_cast<size_t>(round_ - first_round_);
   if (at < waking_.size()) {
     for (const uint32_t index : std::exchange(waking_[at], {})) Wait(index);
@@ -710,8 +474,8 @@ void ListScheduler::FillRound() {
         ready.PutOff(0);
       }
       if (IsOfNetwork(sender)) {
-        const bool is_small = ClassOf(sender) == 1;
-        room_[ClassOf(sender)][IndexOf(receiver)] =
+        const bool is_small = IsOfSmall(sender);
+        room_[is_small][IndexOf(receiver)] =
             loads_.Room(receiver, kReceives, round_, is_small);
         ready.room = loads_.Room(source, kSends, round_, is_small);
       }
@@ -727,7 +491,9 @@ void ListScheduler::FillRound() {
 
 absl::Status PlaceStaged(Module& module, const std::vector<Message*>& messages,
                          int32_t first_round, bool ends, RoundLoads& loads) {
-  return ListScheduler(module, messages, first_round, ends, loads).Place();
+  return ListScheduler(module, messages, TotalsOf(module, messages),
+                       first_round, ends, loads)
+      .Place();
 }
 
 }  // namespace refit

@@ -103,4 +103,44 @@ std::vector<int32_t> TurnsOf(absl::Span<const std::pair<Rank, Rank>> messages) {
   return TurnFinder(messages).Find();
 }
 
+std::vector<int32_t> TurnsOfTrees(
+    const Module& module, absl::Span<const std::pair<Rank, Rank>> edges) {
+  std::vector<std::pair<Rank, Rank>> distinct;
+  absl::flat_hash_map<std::pair<Rank, Rank>, size_t> number_of;
+  std::vector<Rank> roots;
+  absl::flat_hash_map<Rank, Rank> source_of;
+  absl::flat_hash_map<Rank, int32_t> passes_on, receives;
+  int32_t degree = 1;
+  for (const auto& edge : edges) {
+    const auto& [sender, receiver] = edge;
+    if (!module.IsRelay(sender)) {
+      if (source_of.try_emplace(receiver, receiver).second) {
+        roots.push_back(receiver);
+        degree = std::max(degree, ++receives[receiver]);
+      }
+      continue;
+    }
+    if (!number_of.try_emplace(edge, distinct.size()).second) continue;
+    distinct.push_back(edge);
+    degree = std::max({degree, ++passes_on[sender], ++receives[receiver]});
+  }
+  std::sort(roots.begin(), roots.end());
+  const size_t sources = (roots.size() + static_cast<size_t>(degree) - 1) /
+                         static_cast<size_t>(degree);
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const Rank source{module.world_size() + static_cast<int32_t>(i % sources)};
+    source_of[roots[i]] = source;
+    number_of.try_emplace({source, roots[i]}, distinct.size());
+    distinct.emplace_back(source, roots[i]);
+  }
+  const std::vector<int32_t> turns = TurnsOf(distinct);
+  std::vector<int32_t> of_edges;
+  for (const auto& [sender, receiver] : edges) {
+    const Rank source =
+        module.IsRelay(sender) ? sender : source_of.at(receiver);
+    of_edges.push_back(turns[number_of.at({source, receiver})]);
+  }
+  return of_edges;
+}
+
 }  // namespace refit
