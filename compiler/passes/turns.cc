@@ -8,14 +8,14 @@
 namespace refit {
 namespace {
 
-constexpr int32_t kNone = -1;
+constexpr int32_t kNoEdge = -1;
 
 // Messages are the edges of a bipartite graph, and turns its colors: as many as
 // the degree are enough (D. König, 1916).
 class TurnFinder {
  public:
   explicit TurnFinder(absl::Span<const std::pair<Rank, Rank>> messages)
-      : turns_(messages.size(), kNone) {
+      : turns_(messages.size(), kNoEdge) {
     std::array<absl::flat_hash_map<Rank, int32_t>, 2> numbers;
     std::array<std::vector<int32_t>, 2> counts;
     for (const auto& [source, destination] : messages) {
@@ -30,7 +30,7 @@ class TurnFinder {
       }
     }
     for (const size_t side : {kSource, kDestination}) {
-      at_[side].assign(counts[side].size() * IndexOf(count_), kNone);
+      at_[side].assign(counts[side].size() * IndexOf(count_), kNoEdge);
     }
   }
 
@@ -50,7 +50,7 @@ class TurnFinder {
   }
   int32_t FreeTurn(size_t side, int32_t rank) {
     int32_t turn = 0;
-    while (At(side, rank, turn) != kNone) ++turn;
+    while (At(side, rank, turn) != kNoEdge) ++turn;
     return turn;
   }
   void Set(int32_t message, int32_t turn) {
@@ -72,7 +72,7 @@ class TurnFinder {
     size_t side = kDestination;
     int32_t rank = ends[kDestination];
     int32_t taken = turn;
-    for (int32_t next = At(side, rank, taken); next != kNone;
+    for (int32_t next = At(side, rank, taken); next != kNoEdge;
          next = At(side, rank, taken)) {
       path.push_back(next);
       side = side == kSource ? kDestination : kSource;
@@ -81,7 +81,7 @@ class TurnFinder {
     }
     for (const int32_t moved : path) {
       for (const size_t end : {kSource, kDestination}) {
-        At(end, ends_[IndexOf(moved)][end], turns_[IndexOf(moved)]) = kNone;
+        At(end, ends_[IndexOf(moved)][end], turns_[IndexOf(moved)]) = kNoEdge;
       }
     }
     for (const int32_t moved : path) {
