@@ -211,17 +211,20 @@ static absl::Status NotReached(const TcpRendezvous& rendezvous,
 }
 
 // Why it is waited for no longer, before the deadline.
-static absl::Status Gone(const std::string& listener,
-                         const std::string& address, bool let_in,
+static absl::Status Gone(bool hosted, const std::string& address, bool let_in,
                          const absl::Status& status, Clock::duration waited) {
   return absl::UnavailableError(absl::StrCat(
-      "connect: ", listener, " is gone: ",
+      "connect: ", ListenerOf(hosted), " is gone: ",
       let_in ? "it had let this rank in at " : "nobody listens at ", address,
       let_in ? ", then the connection ended" : "", " (", status.message(),
       "), after ", std::chrono::round<seconds>(waited).count(), " s; ",
       let_in ? "see how its process ended"
              : "see how the process ended that made the id, or whether its "
-               "REFIT_HOST is reached from here"));
+               "REFIT_HOST is reached from here",
+      hosted && !let_in ? "; it no longer serves an id whose ranks have met "
+                          "and left, nor one "
+                          "that 64 newer ones came after"
+                        : ""));
 }
 
 // Tries to connect and `meet` until the server is willing, refuses, is gone, or
@@ -287,7 +290,7 @@ static absl::StatusOr<Link> ConnectAnd(
     }
     if ((by_id || let_in) && absent_since.has_value() &&
         now - *absent_since >= kGoneTime) {
-      return Gone(listener, address, let_in, status, now - start);
+      return Gone(rendezvous.hosted, address, let_in, status, now - start);
     }
     // Rank 0, or its host's name, may not be there yet.
     std::this_thread::sleep_for(

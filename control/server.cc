@@ -557,6 +557,8 @@ void ControlServer::TellEnded(Connection& connection) {
 
 void ControlServer::ReportMissing(Clock::time_point now) {
   if (!meeting_reminder_.IsDue(now)) return;
+  const bool waits = by_rank_ != std::vector<Connection*>(world_size_, nullptr);
+  if (hosted_ && !waits) return;  // nobody may ever come
   std::vector<int32_t> missing;
   for (int32_t rank = 0; rank < world_size_; ++rank) {
     if (by_rank_[rank] == nullptr) missing.push_back(rank);

@@ -522,7 +522,9 @@ absl::Status Executor::BindAfter(const Bound* before,
   NoticeBound();
   NoticeDelta();
   NoticeRecording();
-  if (first) state_ = ExecutorState::kBound;
+  if (first) {
+    state_ = options_.torn ? ExecutorState::kTorn : ExecutorState::kBound;
+  }
   return absl::OkStatus();
 }
 

@@ -102,6 +102,7 @@ absl::Status Worker::Load(WorkerOptions options) {
   if (!transport.ok()) return transport.status();
   options.executor.device = device_.get();
   options.executor.transport = transport->get();
+  options.executor.torn = IsTorn();
   absl::StatusOr<std::unique_ptr<Executor>> executor =
       Executor::Load(*options.plan, options.executor);
   if (!executor.ok()) return executor.status();
@@ -115,6 +116,7 @@ absl::Status Worker::Load(WorkerOptions options) {
   fabric_ = std::move(options.fabric);
   plan_ = std::move(options.plan);
   options_.rank = options.executor.rank;
+  options_.torn = options.executor.torn;
   process_ = process;
   return left;
 }
@@ -151,6 +153,14 @@ absl::Status Worker::Replace(Replacement replacement,
   if (status.ok() && kept_ != nullptr) status = executor_->Bind(*kept_, left());
   if (executor_->bound() != nullptr) kept_.reset();
   return status;
+}
+
+// Whether its tensors are. A plan that was never bound tells nothing new.
+bool Worker::IsTorn() const {
+  if (executor_ == nullptr) return options_.torn;
+  const ExecutorState state = executor_->state();
+  return state == ExecutorState::kTorn ||
+         (options_.torn && state != ExecutorState::kBound);
 }
 
 absl::Status Worker::Interrupted(const Interruption& poll) const {

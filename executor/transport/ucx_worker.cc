@@ -27,7 +27,10 @@ constexpr std::chrono::microseconds kPollTime(20);
 // Progress calls between two looks at the clock.
 constexpr int kProgressMax = 1000;
 
-// How long messages that are given up have to end. An adapter may still read
+// Calls to let UCX end what was cancelled.
+constexpr int kProgressAfterCancel = 100;
+
+// How long receives that are given up have to end. An adapter may still read
 // into one; one whose peer is gone never ends, and nobody writes into it.
 constexpr std::chrono::seconds kEndTime(1);
 
@@ -117,6 +120,13 @@ UcxWorker::~UcxWorker() {
   const auto is_receiving = [](const Pending& pending) {
     return !pending.done && pending.request != nullptr && pending.receives;
   };
+  const bool cancelled =
+      std::any_of(pending_.begin(), pending_.end(), [](const Pending& pending) {
+        return !pending.done && pending.request != nullptr;
+      });
+  for (int i = 0; cancelled && i < kProgressAfterCancel; ++i) {
+    api_.WorkerProgress(worker_);
+  }
   while (std::any_of(pending_.begin(), pending_.end(), is_receiving) &&
          Clock::now() < end) {
     api_.WorkerProgress(worker_);

@@ -53,7 +53,8 @@ class UcxWorker {
   static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(
       const ucx::Api& api, const WakeSignal& wake, int32_t rank, size_t peers);
   // Messages under way are given up: nobody writes into this rank's memory
-  // after that. Peers may go on reading it.
+  // after that, unless a read that this rank began takes longer than a second.
+  // Peers may go on reading it.
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;

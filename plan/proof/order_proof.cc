@@ -115,7 +115,7 @@ class OrderProof {
     for (uint32_t rank = 0; rank < numbers.size(); ++rank) {
       const fb::RankProgram& program = *body_.programs()->Get(rank);
       const MessageVector& messages = plan_.messages().Of(program);
-      steps_.Take(messages.size());
+      if (!steps_.Take(messages.size())) return numbers;
       key.assign(1, numbers[rank]);
       for (const fb::Message* message : messages) {
         if (!is_direct_[message->round()]) continue;
@@ -132,8 +132,9 @@ class OrderProof {
   const StepClocks& ListOf(uint32_t rank) {
     std::unique_ptr<StepClocks>& list = lists_[kinds_[rank]];
     if (list == nullptr) {
-      const ListedSteps listed = list_(static_cast<int32_t>(rank));
       const fb::RankProgram& program = *body_.programs()->Get(rank);
+      steps_.Take(plan_.messages().Of(program).size());
+      const ListedSteps listed = list_(static_cast<int32_t>(rank));
       steps_.Take(listed.steps.size());
       list = std::make_unique<StepClocks>(
           listed.schedule, listed.steps, Length(program.quantizes()),
@@ -270,6 +271,7 @@ class OrderProof {
            !theirs.IsBefore(*move, called.finishes[finish])) {
       ++finish;
     }
+    steps_.Take(granted + finish + 1);
     if (finish == called.finishes.size() ||
         finish >= mine.await_finishes.size()) {
       at_->Report(access.round, [&] {

@@ -68,7 +68,8 @@ void CheckOrder(const PlanFile& plan, Movers movers,
                 absl::FunctionRef<ListedSteps(int32_t rank)> list, Steps& steps,
                 Violations& violations);
 
-// The same of the lists of ListRankSteps, for all ends that may move.
+// The same of the lists of ListRankSteps: once where senders move the bytes of
+// all direct rounds, and once where receivers do.
 void CheckOrder(const PlanFile& plan, Steps& steps, Violations& violations);
 
 }  // namespace refit::proof

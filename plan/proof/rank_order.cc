@@ -294,7 +294,9 @@ void RankOrder::CheckLaunch(uint32_t launch, const WindowRounds& rounds,
                             uint32_t slot) {
   const Access of_launch = {.first = launch, .last = launch};
   const bool arrives = !IsSource();
-  for (const Access& access : In(rounds.first, rounds.second)) {
+  const absl::Span<const Access> accesses = In(rounds.first, rounds.second);
+  if (!steps_.Take(accesses.size())) return;
+  for (const Access& access : accesses) {
     if (access.arrives != arrives) continue;
     const Access& earlier = arrives ? access : of_launch;
     const Access& later = arrives ? of_launch : access;

@@ -117,8 +117,9 @@ class Executor:
         old plan that stay call this; newcomers `join`. `rank` is this one's in the new plan, `meeting` a unique id of those ranks, or a
         LocalFabric.
 
-        What was bound stays bound, if the new plan wants these tensors. What peers and this rank map for both plans stays mapped. No
-        tensor is looked at again: bind if one moved. The next refit of a plan with options.delta is dense, and `refits` begins anew.
+        What was bound stays bound, if the new plan wants these tensors; what is torn is torn until a refit succeeds. What peers and
+        this rank map for both plans stays mapped. No tensor is looked at again: bind if one moved, and give a trainer the rank whose
+        shards it holds. The next refit of a plan with options.delta is dense, and `refits` begins anew.
 
         After an error `plan` and `state` tell how far it came. If the executor has the new plan it is not bound: replace again, with a
         plan of those that are left and a new meeting, or bind. FailedPrecondition that names ranks which may still use this rank's
@@ -126,6 +127,9 @@ class Executor:
         """
         _check_plan(plan)
         fabric, rendezvous = _meeting_of(plan, rank, meeting)
+        misplaced = dtensors.problems(plan, rank, self._bound)
+        if misplaced:
+            raise BindError(_refusal(rank, [f'"{name}" {problem}' for name, problem in misplaced.items()]))
         began = time.monotonic()
         try:
             self._core.replace(plan._file, rank, fabric, rendezvous, timeout)
@@ -426,7 +430,10 @@ def meet(plan: Plan, rank: int, meeting: Any, **options: Any) -> Executor:
 def _meeting_of(plan: Plan, rank: int, meeting: Any) -> tuple[Optional[_core.LocalFabric], Optional[Rendezvous]]:
     if isinstance(meeting, _core.LocalFabric):
         return meeting, None
-    unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+    try:
+        unique_id = bytes.fromhex(meeting) if isinstance(meeting, str) else meeting
+    except ValueError:
+        raise InvalidArgument(f"the meeting is {meeting[:40]!r}; wanted a unique id, as bytes or in hexadecimal digits") from None
     return None, from_unique_id(unique_id, rank, plan.world_size)
 
 

@@ -712,6 +712,18 @@ TEST(RulesTest, PredictionsMayHaveNumbersOfTheirOwn) {
                          param),
                      "", /*mtp=*/true);
   };
+  for (const int block : {0, 3}) {
+    EXPECT_NE(FullNames(absl::StrFormat(R"({"model_type": "mine",
+        "sizes": {"mtp_layers": 2, "mtp_block": %d}, "params": [
+        {"name": "p.{mtp}", "role": "replicated", "shape": [1]}]})",
+                                        block),
+                        "", /*mtp=*/true)
+                  .find(absl::StrFormat(
+                      "sizes.mtp_layers is 2 and sizes.mtp_block is %d; wanted "
+                      "a multiple of it, above 0",
+                      block)),
+              std::string::npos);
+  }
   EXPECT_NE(mistake(R"({"name": "p.{mtp}", "role": "replicated", "shape": [1],
                         "layers": "first"})")
                 .find("params[0].layers is \"first\", which has layers before "

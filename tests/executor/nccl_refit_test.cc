@@ -156,7 +156,7 @@ TEST_F(NcclRefitTest, WhatIsBroadcastIsDealtOutInsideHosts) {
 
 // A destination rank shares the source's host, and broadcasts what it got.
 TEST_F(NcclRefitTest, ReceiversOfTheSourcesHostBroadcastToo) {
-  const PlanFile plan = HostsPlan("0, 0, 1, 1, 2, 2", kSmallBuckets);
+  const PlanFile plan = HostsPlan("0, 0, 1, 2, 3, 4", kSmallBuckets);
   ASSERT_TRUE(Broadcasts(plan));
   const fb::RankProgram& receiver = *plan.body().programs()->Get(1);
   EXPECT_TRUE(std::any_of(receiver.messages()->begin(),

@@ -233,6 +233,33 @@ TEST_F(ReplaceTest, OneThatFailsIsTriedAgain) {
   ExpectRefit(*one);
 }
 
+TEST_F(ReplaceTest, TornTensorsStayTornUntilARefitSucceeds) {
+  const auto two = PlanFor(2);
+  const auto one = PlanFor(1);
+  members_.resize(4);
+  ExpectPlaced(two);
+  // The last one does not come to a refit.
+  for (const absl::Status& status : OnAll([&](int32_t rank) {
+         Executor& executor =
+             members_[static_cast<size_t>(rank)].worker->executor();
+         if (rank == 3) return absl::OkStatus();
+         return executor.Run(nullptr, {.timeout = milliseconds(100)});
+       })) {
+    (void)status;
+  }
+  const auto state = [&] { return members_[2].worker->executor().state(); };
+  ASSERT_EQ(state(), ExecutorState::kTorn);
+  members_.pop_back();
+  EXPECT_FALSE(Place(two, seconds(1))[2].ok());
+  EXPECT_EQ(state(), ExecutorState::kLoaded);
+  ExpectPlaced(one);
+  EXPECT_EQ(state(), ExecutorState::kTorn);
+  ExpectRefit(*one);
+  EXPECT_EQ(state(), ExecutorState::kBound);
+  ExpectPlaced(one);
+  EXPECT_EQ(state(), ExecutorState::kBound);
+}
+
 TEST_F(ReplaceTest, WhileARefitIsUnderWayAllStaysAsItIs) {
   const auto two = PlanFor(2);
   members_.resize(4);

@@ -248,7 +248,16 @@ void RulesReader::ReadSizes() {
   }
   mtp_layers_ = architecture().mtp_layers;
   if (!model_.mtp) architecture().mtp_layers = 0;
-  if (architecture().mtp_layers == 0) architecture().mtp_block = 1;
+  int64_t& block = architecture().mtp_block;
+  if (architecture().mtp_layers == 0) block = 1;
+  if (block == 0 || architecture().mtp_layers % block != 0) {
+    diagnostics().Error(
+        place, absl::StrFormat("sizes.mtp_layers is %d and sizes.mtp_block is "
+                               "%d; wanted a multiple of it, above 0",
+                               architecture().mtp_layers, block));
+    architecture().mtp_layers = 0;
+    block = 1;
+  }
   architecture().hash_layers =
       std::min(architecture().hash_layers, architecture().layers);
   architecture().tied = ReadTied(members, place);

@@ -102,6 +102,9 @@ struct ExecutorOptions {
   bool graph = true;
   // Measures every round: Executor::rounds.
   bool time_rounds = false;
+  // Whether the tensors hold old and new weights mixed, as after a refit of
+  // another plan that failed: then the state is kTorn after Bind.
+  bool torn = false;
   // On a GPU, Run asks the driver whether the tensors' memory was freed since
   // Bind, with one question per allocation.
   bool watch_memory = true;

@@ -96,7 +96,8 @@ class Worker {
   // Collective over the ranks of that plan, which meet anew: those of the old
   // plan that stay call this; newcomers Create, Connect and Bind. The worker
   // keeps its device, and the tensors and hooks of its last Bind, if it is
-  // bound; what its peers and it map for both plans stays mapped. The next
+  // bound; what its peers and it map for both plans stays mapped. Torn tensors
+  // are torn until a refit of the new plan has succeeded. The next
   // refit of a plan with options.delta is dense, and Executor::refits begins
   // anew. Destroy graphs that captured refits before, as before Connect. It
   // waits as Call does; `timeout` is of Connect and Bind.
@@ -124,6 +125,7 @@ class Worker {
   Worker() = default;
   bool IsParents() const;
   absl::Status CheckOwn() const;
+  bool IsTorn() const;
   absl::Status Interrupted(const Interruption& poll) const;
   absl::Status Load(WorkerOptions options);
 
