@@ -117,7 +117,7 @@ void WarnOfMoeBackend(const Job& job, const Model& model,
   }
 }
 
-// Of jobs that SGLang's own loader does not take, or reads otherwise.
+// Warns of jobs that SGLang's own loader does not take, or reads otherwise.
 void WarnOfSglangsLoader(const SideSpec& side, const Model& model,
                          Diagnostics& diagnostics) {
   if (side.layout.value != LayoutKind::kSglang) return;

@@ -17,10 +17,11 @@ namespace refit {
 // (D. König, 1916). Takes edges times the longest alternating path.
 std::vector<int32_t> TurnsOf(absl::Span<const std::pair<Rank, Rank>> edges);
 
-// The same of edges between hosts along which trees go, sources and their roots
-// included, where an edge may stand several times. Trees that cross would have
-// a rank receive from two others in one round, and nothing in the next. Roots
-// share the turns of sources, so that as many are fed in one as in another.
+// Finds the turns of edges between hosts along which trees go, sources and
+// their roots included, where an edge may stand several times. Trees that cross
+// would have a rank receive from two others in one round, and nothing in the
+// next. Roots share the turns of sources, so that as many are fed in one as in
+// another.
 std::vector<int32_t> TurnsOfTrees(
     const Module& module, absl::Span<const std::pair<Rank, Rank>> edges);
 

@@ -177,7 +177,7 @@ class NcclTransport : public Transport, private Fence {
   absl::Status Leave() override;
 
  private:
-  // Of the fence of its links, with what failed the refit if that ended it.
+  // Calls of the links' fence, with what failed the refit if that ended it.
   absl::Status Grant(absl::Span<const int32_t> origins, Stream s) override {
     return Outcome(links_.fence->Grant(origins, s));
   }
@@ -247,7 +247,7 @@ class NcclTransport : public Transport, private Fence {
   std::unique_ptr<DeviceEvent> broadcast_;
   std::function<void()> on_break_;
 
-  // Of the rank's thread.
+  // These are the rank's thread's.
   bool is_captured_ = false;   // the refit that began last
   bool has_given_up_ = false;  // on peers that use this rank's memory
 
@@ -283,7 +283,7 @@ absl::Status NcclTransport::BeginUse() {
   if (links_.use == nullptr) return absl::OkStatus();
   const std::optional<int32_t> gone = links_.use->Begin();
   if (!gone.has_value()) return absl::OkStatus();
-  // It has told why, and that is on its way.
+  // That rank has told why, and its word is on its way.
   const Deadline limit = Now() + kStopTime;
   while (supervisor_.failure().ok() && Now() < limit) {
     std::this_thread::sleep_for(kStopPause);

@@ -108,7 +108,7 @@ class UcxWorker {
   ucx::Worker worker_ = nullptr;
   int event_fd_ = -1;  // the worker's
   absl::flat_hash_map<int32_t, Peer> peers_;
-  // Of the exchange in progress.
+  // These are of the exchange in progress.
   std::vector<Pending> pending_;  // by operation
   size_t open_ = 0;
   bool failed_ = false;      // one of them

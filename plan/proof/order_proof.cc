@@ -70,7 +70,7 @@ class OrderProof {
 
   bool IsSource(uint32_t rank) const { return rank < body_.source_ranks(); }
 
-  // Of the peers of `program`, without its shifts.
+  // How `program` numbers a peer, without its shifts.
   static uint32_t Unshifted(const fb::Body& body,
                             const fb::RankProgram& program, uint32_t peer) {
     return peer - (peer < body.source_ranks() ? program.source_shift()
@@ -176,7 +176,7 @@ class OrderProof {
           accesses_.back().peer != access->peer) {
         accesses_.push_back(*access);
       } else {
-        // Of a staged round: that which packs, or unpacks, is the longest.
+        // In a staged round the access that packs, or unpacks, is the longest.
         Access& known = accesses_.back();
         known.first = std::min(known.first, access->first);
         known.last = std::max(known.last, access->last);
@@ -335,7 +335,7 @@ class OrderProof {
   std::vector<uint32_t> kinds_;                     // of lists, by rank
   std::vector<std::unique_ptr<StepClocks>> lists_;  // by kind
 
-  // Of the rank at hand.
+  // These are of the rank at hand.
   uint32_t rank_ = 0;
   const fb::RankProgram* program_ = nullptr;
   const MessageVector* messages_ = nullptr;

@@ -41,7 +41,8 @@ struct AwaitedRounds {
   int64_t direct = -1;
 };
 
-// Of a send of a destination rank in `round`. `fed_by`: as FedBy says.
+// What a send of a destination rank in `round` waits for. `fed_by`: as FedBy
+// says.
 AwaitedRounds AwaitedBy(const fb::Body& body, uint32_t round,
                         const fb::Message* fed_by);
 

@@ -79,7 +79,7 @@ class RankOrder {
   void CheckStaging();
   void UseStaging(const StagingUse& use, ByteMap<Owner>& owners);
 
-  // Of the accesses in rounds [begin, end); they are in order of their rounds.
+  // The accesses in rounds [begin, end), in order of their rounds.
   absl::Span<const Access> In(uint32_t begin, uint32_t end) const;
   // What CheckRelays of the data proof takes for written is there.
   void CheckRelays();

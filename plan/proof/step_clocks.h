@@ -50,7 +50,7 @@ class StepClocks {
   size_t size() const { return steps_.size(); }
   StepKind KindOf(uint32_t step) const { return steps_[step].kind; }
   Lane LaneOf(uint32_t step) const { return steps_[step].lane; }
-  // Of the plan; kNoRound: of none.
+  // The plan's round; kNoRound: it is of none.
   uint32_t RoundOf(uint32_t step) const { return steps_[step].round; }
 
   // Whether `a` is over when `b` is; of different steps: when `b` begins.

@@ -43,14 +43,14 @@ struct KnownSize;
 template <typename T>
 struct TraitWord;
 
-// Of a vision tower, whose layers the model's do not count.
+// The sizes of a vision tower, whose layers the model's do not count.
 struct TowerSizes {
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
 };
 
-// Of layers from `first` on.
+// The words of layers from `first` on.
 struct LayerWords {
   int64_t first = 0;
   std::vector<std::string> words;
@@ -78,7 +78,7 @@ class RulesReader {
   void Read();
 
  private:
-  // Of the tower of the model that `text` reads.
+  // Reads the tower of the model that `text` reads.
   RulesReader(const JsonValue& tower, ConfigReader& vision,
               const RulesReader& text)
       : values_(text.values_),
@@ -114,7 +114,7 @@ class RulesReader {
   int64_t ReadKnownSize(const KnownSize<Sizes>& size,
                         absl::Span<const JsonMember> members,
                         const Place& place);
-  // Of a part; nullopt: the model lacks it.
+  // Reads the sizes of a part; nullopt: the model lacks it.
   template <typename Sizes, size_t N>
   std::optional<Sizes> ReadPart(const KnownSize<Sizes> (&sizes)[N],
                                 absl::Span<const JsonMember> members,
@@ -145,7 +145,7 @@ class RulesReader {
   void CheckLayersAlike(const JsonMember& list, const std::string& path,
                         bool of_prediction, const std::set<int64_t>& layers,
                         const std::string& by);
-  // The same of a list of layers' numbers.
+  // Does the same with a list of layers' numbers.
   void CheckNumbersAlike(const JsonMember& list,
                          const std::set<int64_t>& layers,
                          const std::string& by);
@@ -212,7 +212,7 @@ class RulesReader {
   bool is_refused_ = false;            // so that shapes may have no sense
   bool names_predictions_ = false;     // by numbers of their own
   std::set<std::string> reported_;     // keys of the config
-  // Of keys of the config: the words of all sets of layers, in their order.
+  // The words of all sets of layers, in their order, by key of the config.
   std::map<std::string, std::vector<std::string>, std::less<>> known_words_;
   std::shared_ptr<OwnFamily> own_ = std::make_shared<OwnFamily>();
   std::map<std::string, std::vector<int32_t>, std::less<>> layer_sets_;

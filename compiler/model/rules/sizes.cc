@@ -243,6 +243,7 @@ void RulesReader::ReadSizes() {
   const absl::Span<const JsonMember> members = Members("sizes");
   const Place place =
       value == nullptr ? reader_.place() : values_.PlaceOf(*value);
+  const int64_t errors_before = diagnostics().error_count();
   for (const KnownSize<Architecture>& size : kSizes) {
     architecture().*size.member = ReadKnownSize(size, members, place);
   }
@@ -251,10 +252,12 @@ void RulesReader::ReadSizes() {
   int64_t& block = architecture().mtp_block;
   if (architecture().mtp_layers == 0) block = 1;
   if (block == 0 || architecture().mtp_layers % block != 0) {
-    diagnostics().Error(
-        place, absl::StrFormat("sizes.mtp_layers is %d and sizes.mtp_block is "
-                               "%d; wanted a multiple of it, above 0",
-                               architecture().mtp_layers, block));
+    if (diagnostics().error_count() == errors_before) {
+      diagnostics().Error(
+          place, absl::StrFormat("sizes.mtp_layers is %d and sizes.mtp_block "
+                                 "is %d; wanted a multiple of it, above 0",
+                                 architecture().mtp_layers, block));
+    }
     architecture().mtp_layers = 0;
     block = 1;
   }

@@ -26,7 +26,7 @@ void RulesReader::ReadTower() {
   const JsonValue* value = reader_.Find(kTower);
   if (value == nullptr || !values_.IsObject(*value, kTower)) return;
   ObjectReader reader(values_, *value, std::string(kTower));
-  // Of a tower without params nothing is known but that checkpoints have it.
+  // Nothing is known of a tower without params but that checkpoints have it.
   const JsonValue* params = reader.Find("params");
   own_->family.tower = params != nullptr;
   bool always_cut = false;
