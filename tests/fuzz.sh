@@ -32,7 +32,7 @@ mkdir -p "$plans"
 find tests/compat -name '*.refit' -exec cp {} "$plans" \;
 rules=build/fuzz/seeds/rules
 mkdir -p "$rules"
-cp examples/rules/*.json compiler/model/families/*.json "$rules"
+cp compiler/model/families/*.json "$rules"
 failed=0
 # Two at a time. All run, whichever fails.
 fuzz plan_file_fuzz "$plans" & first=$!
