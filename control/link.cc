@@ -221,10 +221,10 @@ static absl::Status Gone(bool hosted, const std::string& address, bool let_in,
       let_in ? "see how its process ended"
              : "see how the process ended that made the id, or whether its "
                "REFIT_HOST is reached from here",
-      hosted && !let_in ? "; it no longer serves an id whose ranks have met "
-                          "and left, nor one "
-                          "that 64 newer ones came after"
-                        : ""));
+      hosted && !let_in
+          ? "; it no longer serves an id whose ranks have met and left, whose "
+            "meeting was ended, or that 64 newer ones came after"
+          : ""));
 }
 
 // Tries to connect and `meet` until the server is willing, refuses, is gone, or

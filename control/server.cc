@@ -112,32 +112,30 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     if (!listening.ok()) return listening.status();
     listener = *std::move(listening);
   }
-  return Serve(rendezvous, std::move(listener), std::move(own));
-}
-
-absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Host(
-    const TcpRendezvous& rendezvous, Socket listener, Socket end) {
-  const absl::Status status = AllowDescriptorsFor(rendezvous);
-  if (!status.ok()) return status;
-  return Serve(rendezvous, std::move(listener), std::move(end));
-}
-
-absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Serve(
-    const TcpRendezvous& rendezvous, Socket listener, Socket own) {
   std::unique_ptr<ControlServer> server(
-      new ControlServer(rendezvous, std::move(listener)));
-  server->connections_.push_back(std::make_unique<Connection>(std::move(own)));
-  server->own_ = server->connections_.front().get();
-  // No stranger, though rank 0 proves itself as one does; its time is rank 0's.
-  server->connections_.front()->deadline = Clock::time_point::max();
-  const absl::Status status =
-      StartThread(server->thread_, "the thread of the control plane",
-                  [made = server.get()] { made->Run(); });
+      new ControlServer(rendezvous, std::move(listener), std::move(own)));
+  status = StartThread(server->thread_, "the thread of the control plane",
+                       [made = server.get()] { made->Run(); });
   if (!status.ok()) return status;
   return server;
 }
 
-ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
+absl::StatusOr<std::shared_ptr<ControlServer>> ControlServer::Host(
+    const TcpRendezvous& rendezvous, Socket listener, Socket end) {
+  absl::Status status = AllowDescriptorsFor(rendezvous);
+  if (!status.ok()) return status;
+  std::shared_ptr<ControlServer> server(
+      new ControlServer(rendezvous, std::move(listener), std::move(end)));
+  status = StartThread(server->thread_, "the thread of the control plane",
+                       [server] { server->Run(); });
+  if (!status.ok()) return status;
+  // Nobody waits for its end: it may take as long as ranks take to read.
+  server->thread_.detach();
+  return server;
+}
+
+ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener,
+                             Socket own)
     : world_size_(rendezvous.world_size),
       hosted_(rendezvous.hosted),
       id_name_(rendezvous.id_name),
@@ -152,6 +150,10 @@ ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener)
                }
              }),
       receive_buffer_(kReceiveBytes) {
+  connections_.push_back(std::make_unique<Connection>(std::move(own)));
+  own_ = connections_.front().get();
+  // No stranger, though rank 0 proves itself as one does; its time is rank 0's.
+  own_->deadline = Clock::time_point::max();
   if (!hosted_) processes_[0] = ProcessText();
   // A host may know its own name by another address than the others do.
   if (listener_.fd() >= 0 && rendezvous.secret.empty() &&
@@ -413,8 +415,6 @@ bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
             "the meeting was ended: ", PayloadStatus(frame.payload).message())),
         kEndedTime);
     in_vain_ = true;
-    // The host lives on, so that whoever comes late hears of it, too.
-    if (hosted_) ended_until_ = Clock::time_point::max();
   }
   Refuse(connection, ended_);
   return true;

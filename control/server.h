@@ -34,10 +34,10 @@ class ControlServer {
       const TcpRendezvous& rendezvous, Socket own);
 
   // Serves a hosted meeting, whose ranks all come by `listener`. The server
-  // ends when the host closes the other end of `end`, or when all ranks have
-  // met and left, or have been told that the meeting was ended. Error:
+  // ends by itself when the host closes the other end of `end`, when all ranks
+  // have met and left, or when a member has ended the meeting. Error:
   // kResourceExhausted.
-  static absl::StatusOr<std::unique_ptr<ControlServer>> Host(
+  static absl::StatusOr<std::shared_ptr<ControlServer>> Host(
       const TcpRendezvous& rendezvous, Socket listener, Socket end);
 
   // Whether all ranks have met, also if they have left since. Thread-safe.
@@ -77,9 +77,7 @@ class ControlServer {
     bool over = false;          // to be removed
   };
 
-  ControlServer(const TcpRendezvous& rendezvous, Socket listener);
-  static absl::StatusOr<std::unique_ptr<ControlServer>> Serve(
-      const TcpRendezvous& rendezvous, Socket listener, Socket own);
+  ControlServer(const TcpRendezvous& rendezvous, Socket listener, Socket own);
 
   void Run();
   void Poll();

@@ -2,7 +2,6 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,7 +14,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -138,48 +136,32 @@ absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
 }
 
 struct HostedMeeting {
-  std::unique_ptr<control::ControlServer> server;
-  Socket end;  // the server ends after this, so it is closed first
+  std::shared_ptr<control::ControlServer> server;
+  Socket end;  // the server ends when this is closed
 };
 
 // The meetings that this process serves, the first made first.
 class HostedMeetings {
  public:
-  // Returns those that need no host any more, for the caller to destroy: it may
-  // take seconds.
-  std::vector<HostedMeeting> Add(HostedMeeting added) {
+  // Lets go of those that are over, and of the first that never succeeded where
+  // they are too many.
+  void Add(HostedMeeting added) {
     std::lock_guard lock(mutex_);
-    if (process_ != getpid()) {
-      // A child after fork has none of the threads that these would wait for.
-      new std::deque<HostedMeeting>(std::move(meetings_));
-      meetings_.clear();
-      process_ = getpid();
-    }
+    std::erase_if(meetings_, [](const HostedMeeting& meeting) {
+      return meeting.server->is_over();
+    });
     meetings_.push_back(std::move(added));
-    std::vector<HostedMeeting> ended;
-    std::deque<HostedMeeting> kept;
     size_t waiting = 0;
-    // The newest come first, because of those that have yet to succeed they are
-    // kept.
-    while (!meetings_.empty()) {
-      HostedMeeting& meeting = meetings_.back();
-      waiting += meeting.server->has_met() ? 0 : 1;
-      const bool ends = meeting.server->is_over() ||
-                        (!meeting.server->has_met() && waiting > kListenersMax);
-      if (ends) {
-        ended.push_back(std::move(meeting));
-      } else {
-        kept.push_front(std::move(meeting));
+    for (size_t i = meetings_.size(); i-- > 0;) {
+      if (meetings_[i].server->has_met() || ++waiting <= kListenersMax) {
+        continue;
       }
-      meetings_.pop_back();
+      meetings_.erase(meetings_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    meetings_ = std::move(kept);
-    return ended;
   }
 
  private:
   std::mutex mutex_;
-  int64_t process_ = getpid();
   std::deque<HostedMeeting> meetings_;
 };
 HostedMeetings& TheHosted() {
@@ -213,14 +195,11 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
   if (!rendezvous.ok()) return rendezvous.status();
   absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
   if (!ends.ok()) return ends.status();
-  absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
+  absl::StatusOr<std::shared_ptr<control::ControlServer>> server =
       control::ControlServer::Host(*rendezvous, std::move(made->listener),
                                    std::move(ends->second));
   if (!server.ok()) return server.status();
-  for (HostedMeeting& ended :
-       TheHosted().Add({*std::move(server), std::move(ends->first)})) {
-    ended.end.Close();
-  }
+  TheHosted().Add({*std::move(server), std::move(ends->first)});
   return made->id;
 }
 

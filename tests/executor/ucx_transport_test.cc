@@ -174,13 +174,14 @@ TEST_P(UcxGivenUpTest, NobodyWritesWhereAMessageWasToGo) {
   auto receiver = MakeWorker(1);
   ASSERT_TRUE(sender->AddPeer(1, *receiver->Address()).ok());
   ASSERT_TRUE(receiver->AddPeer(0, *sender->Address()).ok());
-  std::vector<std::byte> sent(kBytes, kSent), received(kBytes), touched(1);
+  std::vector<std::byte> sent(kBytes, kSent), received(kBytes), touch(1),
+      touched(1);
   std::promise<void> offered, given_up;
   std::atomic<bool> has_stood = false, is_over = false;
   // As a process that is stopped when it has offered its message, and goes on
   // when that is given up.
   std::thread sending([&] {
-    ASSERT_TRUE(Send(*sender, touched, [] { return absl::OkStatus(); }).ok());
+    ASSERT_TRUE(Send(*sender, touch, [] { return absl::OkStatus(); }).ok());
     (void)Send(*sender, sent, [&] {
       if (!has_stood.exchange(true)) {
         offered.set_value();
