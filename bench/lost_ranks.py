@@ -143,10 +143,14 @@ class World:
 
     def tell(self, *command: Any) -> list[Any]:
         self.begin(*command)
+        return self.succeeded(command[0])
+
+    def succeeded(self, name: str) -> list[Any]:
+        """What all answer to a command of this name."""
         replies = self.end()
         for _, error in replies:
             if error:
-                raise SystemExit(f"{command[0]}: {error}")
+                raise SystemExit(f"{name}: {error}")
         return [value for value, _ in replies]
 
     def place(self) -> None:
@@ -154,9 +158,7 @@ class World:
         id = refit.rendezvous.host_meeting(len(self.members), "127.0.0.1")
         for rank, member in enumerate(self.members):
             member.pipe.send(("place", plan, rank, id))
-        for _, error in self.end():
-            if error:
-                raise SystemExit(f"place: {error}")
+        self.succeeded("place")
 
     def refit(self, version: int) -> None:
         self.tell("train", self.rows, version)

@@ -499,9 +499,10 @@ void ControlServer::Expire(Clock::time_point now) {
   if (phase_ == Phase::kMet) {
     steps_.Expire(now);
     if (!rank_gone_) steps_.ReportMissing(now);
-    const bool all_left =
-        std::count(by_rank_.begin(), by_rank_.end(), nullptr) == world_size_;
-    if (hosted_ && all_left) Close();
+    if (hosted_ &&
+        std::count(by_rank_.begin(), by_rank_.end(), nullptr) == world_size_) {
+      Close();
+    }
   }
 }
 
