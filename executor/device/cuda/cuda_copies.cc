@@ -642,14 +642,14 @@ KernelProgram LowerForKernel(const CopyBatch& batch,
   return Lowering(batch, table, batch.kind == CopyKind::kDigest).Lower();
 }
 
-KernelProgram LowerPositions(const StridedCopy& copy,
-                             absl::Span<const CopyLoop> loops,
-                             absl::Span<std::byte* const> table) {
+std::vector<KernelCopy> LowerPositions(const StridedCopy& copy,
+                                       absl::Span<const CopyLoop> loops,
+                                       absl::Span<std::byte* const> table) {
   CopyBatch batch;
   batch.copies.push_back(copy);
   batch.copies.back().loops_begin = 0;
   batch.loops.assign(loops.begin(), loops.end());
-  return Lowering(batch, table, /*has_positions=*/true).Lower();
+  return Lowering(batch, table, /*has_positions=*/true).Lower().copies;
 }
 
 absl::StatusOr<std::unique_ptr<PreparedCopies>> PrepareCudaCopies(

@@ -50,10 +50,10 @@ KernelProgram LowerForKernel(const CopyBatch& batch,
                              absl::Span<std::byte* const> table);
 
 // Of a copy whose `to` is a position in a message, which rows continue without
-// gaps. Copies and tiles of the program are ascending as these.
-KernelProgram LowerPositions(const StridedCopy& copy,
-                             absl::Span<const CopyLoop> loops,
-                             absl::Span<std::byte* const> table);
+// gaps. Ascending as these.
+std::vector<cuda::KernelCopy> LowerPositions(
+    const StridedCopy& copy, absl::Span<const CopyLoop> loops,
+    absl::Span<std::byte* const> table);
 
 // Of a device.
 struct CudaKernelLimits {

@@ -23,7 +23,6 @@ using cuda::KernelCodeTile;
 using cuda::KernelCopy;
 using cuda::KernelMessage;
 using cuda::KernelRoom;
-using cuda::KernelTile;
 
 static_assert(sizeof(ChangedElements) == sizeof(KernelChanged));
 
@@ -86,24 +85,11 @@ class CudaMessageCoder : public MessageCoder {
     for (const MessageToCode& of : messages) Lower(of, table, lowered);
     tiles_before_.push_back(lowered.tiles.size());
     changed_.resize(messages.size());
-    // Behind all others are those that must be cleared.
-    for (KernelMessage& message : lowered.messages) {
-      if (message.clears_bits != 0) message.first_word += lowered.words;
-    }
-    words_ = lowered.words + lowered.cleared_words;
-    first_cleared_word_ = lowered.words;
     arrays_ = std::make_unique<Arrays>();
-    absl::Status status = arrays_->bits.Allocate(words_);
-    if (status.ok()) {
-      // Done before the uploads are, behind it on the same stream.
-      status = CudaStatus(
-          cudaMemset(arrays_->bits.data(), 0, words_ * sizeof(uint32_t)),
-          "cudaMemset");
-    }
+    absl::Status status = arrays_->bits.Allocate(lowered.words);
     status.Update(arrays_->table.Upload({table.begin(), table.end()}));
     status.Update(arrays_->copies.Upload(lowered.copies));
     status.Update(arrays_->boxes.Upload(lowered.boxes));
-    status.Update(arrays_->compared.Upload(lowered.compared));
     status.Update(arrays_->messages.Upload(lowered.messages));
     status.Update(arrays_->tiles.Upload(lowered.tiles));
     status.Update(arrays_->rooms.Upload(lowered.rooms));
@@ -115,8 +101,6 @@ class CudaMessageCoder : public MessageCoder {
               .change_entries = change_entries,
               .copies = arrays_->copies.data(),
               .boxes = arrays_->boxes.data(),
-              .compared = arrays_->compared.data(),
-              .compared_count = lowered.compared.size(),
               .messages = arrays_->messages.data(),
               .tiles = arrays_->tiles.data(),
               .tiles_count = lowered.tiles.size(),
@@ -140,21 +124,15 @@ class CudaMessageCoder : public MessageCoder {
     };
     absl::Status status =
         zero(codes_.changed, changed_.size() * sizeof(KernelChanged));
-    status.Update(
-        zero(codes_.bases, codes_.tiles_count * sizeof(*codes_.bases)));
-    status.Update(zero(codes_.bits + first_cleared_word_,
-                       (words_ - first_cleared_word_) * sizeof(*codes_.bits)));
     status.Update(zero(codes_.failure, sizeof(*codes_.failure)));
     return status;
   }
 
   absl::Status Count(Stream stream) override {
     const ScopedDevice current(device_);
-    const auto launch = changes_by_ == ChangesBy::kMarks
-                            ? cuda::LaunchCountMarks
-                            : cuda::LaunchCount;
     return CudaStatus(
-        launch(codes_, multiprocessors_, static_cast<cudaStream_t>(stream)),
+        cuda::LaunchCount(codes_, changes_by_ == ChangesBy::kMarks,
+                          multiprocessors_, static_cast<cudaStream_t>(stream)),
         "launch of the kernels that count changes");
   }
 
@@ -218,7 +196,6 @@ class CudaMessageCoder : public MessageCoder {
     DeviceArray<std::byte*> table;
     DeviceArray<KernelCopy> copies;
     DeviceArray<KernelBox> boxes;
-    DeviceArray<KernelTile> compared;
     DeviceArray<KernelMessage> messages;
     DeviceArray<KernelCodeTile> tiles;
     DeviceArray<KernelRoom> rooms;
@@ -233,12 +210,10 @@ class CudaMessageCoder : public MessageCoder {
   struct Lowered {
     std::vector<KernelCopy> copies;
     std::vector<KernelBox> boxes;
-    std::vector<KernelTile> compared;
     std::vector<KernelMessage> messages;
     std::vector<KernelCodeTile> tiles;
     std::vector<KernelRoom> rooms;
-    uint64_t words = 0;  // of messages all of whose boxes are `is_bytes`
-    uint64_t cleared_words = 0;  // of the others
+    uint64_t words = 0;  // of the sends' bits
   };
 
   void Lower(const MessageToCode& of, absl::Span<std::byte* const> table,
@@ -261,32 +236,16 @@ class CudaMessageCoder : public MessageCoder {
     auto box = static_cast<uint32_t>(lowered.boxes.size());
     for (size_t c = 0; c < of.copies.size(); ++c) {
       const StridedCopy& copy = of.copies[c];
-      const KernelProgram program =
-          LowerPositions(copy,
-                         absl::MakeConstSpan(of.loops).subspan(
-                             copy.loops_begin, copy.loops_count),
-                         table);
-      const auto first = static_cast<uint32_t>(lowered.copies.size());
-      for (const KernelCopy& kernel : program.copies) {
-        AddBox(kernel, message, number, of.is_send && of.always[c], lowered);
-      }
-      if (!of.is_send) continue;
-      for (const KernelTile& tile : program.tiles) {
-        lowered.compared.push_back(
-            {.copy = first + tile.copy, .tile = tile.tile});
+      const auto loops = absl::MakeConstSpan(of.loops).subspan(
+          copy.loops_begin, copy.loops_count);
+      for (const KernelCopy& kernel : LowerPositions(copy, loops, table)) {
+        AddBox(kernel, of.is_send && of.always[c], lowered);
       }
     }
     const auto boxes_end = static_cast<uint32_t>(lowered.boxes.size());
     if (of.is_send) {
-      for (uint32_t b = box; b < boxes_end; ++b) {
-        if (lowered.boxes[b].is_bytes == 0) message.clears_bits = 1;
-      }
-      uint64_t& words =
-          message.clears_bits != 0 ? lowered.cleared_words : lowered.words;
-      message.first_word = words;
-      // Whole groups.
-      words += (of.message.elements() + kCodeGroupElements - 1) /
-               kCodeGroupElements * (kCodeGroupElements / 32);
+      message.first_word = lowered.words;
+      lowered.words += of.message.groups() * (kCodeGroupElements / 32);
     }
     const uint64_t tile_bytes = uint64_t{cuda::kCodeTileElements}
                                 << message.element_shift;
@@ -303,21 +262,16 @@ class CudaMessageCoder : public MessageCoder {
     }
   }
 
-  static void AddBox(const KernelCopy& copy, const KernelMessage& message,
-                     uint32_t number, bool always, Lowered& lowered) {
+  static void AddBox(const KernelCopy& copy, bool always, Lowered& lowered) {
     const uint64_t unit_bytes =
         copy.kind == cuda::KernelKind::kCast
             ? static_cast<uint64_t>(DTypeBytes(copy.to_dtype))
             : copy.unit_bytes;
     const uint64_t units = uint64_t{copy.rows} * copy.row_units;
-    const bool is_bytes = copy.unit_bytes == 16 && message.element_bytes == 2 &&
-                          DTypeBytes(copy.from_dtype) == 2 && !always;
     lowered.copies.push_back(copy);
     lowered.boxes.push_back({.begin_byte = copy.to_offset,
                              .end_byte = copy.to_offset + units * unit_bytes,
-                             .message = number,
-                             .always = always,
-                             .is_bytes = is_bytes});
+                             .always = always ? 1u : 0u});
   }
 
   // Whether one of the messages is of the kind, and sometimes coded.
@@ -356,8 +310,6 @@ class CudaMessageCoder : public MessageCoder {
   uint32_t rungs_ = 0;
   std::vector<uint64_t> tiles_before_;  // by message; one more
   std::vector<bool> is_send_;           // by message
-  uint64_t words_ = 0;
-  uint64_t first_cleared_word_ = 0;
   std::vector<ChangedElements> changed_;
   std::unique_ptr<Arrays> arrays_;
   KernelCodes codes_ = {};

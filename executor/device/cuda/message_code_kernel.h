@@ -22,8 +22,7 @@ struct KernelMessage {
   uint32_t tiles;          // 0: it always travels whole
   uint32_t element_bytes;  // 1 << element_shift
   uint32_t element_shift;
-  uint16_t is_send;
-  uint16_t clears_bits;  // a send whose boxes are not all `is_bytes`
+  uint32_t is_send;
 };
 
 // Of a message on a rung.
@@ -36,9 +35,7 @@ struct KernelRoom {
 struct KernelBox {
   uint64_t begin_byte;
   uint64_t end_byte;
-  uint32_t message;
-  uint16_t always;
-  uint16_t is_bytes;  // what changed of each unit is a byte of the bits
+  uint64_t always;  // not 0: sent though it did not change
 };
 
 struct KernelCodeTile {
@@ -59,17 +56,15 @@ struct KernelCodes {
   std::byte* const* table;
   uint64_t change_entries;  // to an entry's shadow, or to its marks
   const KernelCopy* copies;
-  const KernelBox* boxes;      // by copy
-  const KernelTile* compared;  // tiles of the copies of all sends
-  uint64_t compared_count;
+  const KernelBox* boxes;  // by copy
   const KernelMessage* messages;
   const KernelCodeTile* tiles;
   uint64_t tiles_count;
   const KernelRoom* rooms;  // by message and rung
   uint32_t messages_count;
   uint32_t rungs;
-  // One for each element of the sends: it changed. Each begins a word that is
-  // aligned to 16 bytes, and none is set behind the last.
+  // One for each element of the sends: it changed. Each send begins a word that
+  // is aligned to 16 bytes, and no bit is set behind its last.
   uint32_t* bits;
   KernelChanged* changed;       // by message
   uint64_t* totals;             // likewise: elements that are coded
@@ -88,13 +83,10 @@ struct CodeWork {
 // As LoadCopyKernel.
 cudaError_t LoadMessageCodeKernels();
 
-// Each for a device of so many multiprocessors. Before what counts, by shadows
-// or by marks, `changed` and `bases` must be 0, and so must bits that are not
-// of a box that `is_bytes`.
-cudaError_t LaunchCount(const KernelCodes& codes, uint32_t multiprocessors,
-                        cudaStream_t stream);
-cudaError_t LaunchCountMarks(const KernelCodes& codes, uint32_t multiprocessors,
-                             cudaStream_t stream);
+// Each for a device of so many multiprocessors. `changed` must be 0 before
+// LaunchCount, which counts by marks or by shadows.
+cudaError_t LaunchCount(const KernelCodes& codes, bool by_marks,
+                        uint32_t multiprocessors, cudaStream_t stream);
 cudaError_t LaunchEncode(const KernelCodes& codes, const CodeWork& work,
                          uint32_t rung, uint32_t multiprocessors,
                          cudaStream_t stream);
