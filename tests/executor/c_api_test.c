@@ -69,6 +69,7 @@ static void ExpectError(int line, refit_status* status, refit_code code,
   refit_status_free(status);
 }
 #define ERROR(call, code, text) ExpectError(__LINE__, call, code, text)
+#define INVALID(call, text) ERROR(call, REFIT_INVALID_ARGUMENT, text)
 
 /* One rank and its tensors. */
 typedef struct Rank {
@@ -85,7 +86,10 @@ typedef struct Rank {
 
 static int IsSource(const Rank* rank) { return rank->rank < kSources; }
 
-static void SetTensors(Rank* rank) {
+static void InitRank(Rank* rank, int32_t number) {
+  rank->rank = number;
+  rank->publish_returns = 0;
+  rank->published = 0;
   rank->shape[0] = IsSource(rank) ? kRows / 2 : kRows;
   rank->shape[1] = IsSource(rank) ? kColumns : kColumns / 2;
   for (int layer = 0; layer < kLayers; ++layer) {
@@ -201,10 +205,7 @@ static void CreateLocal(Rank* ranks, const char* path) {
   OK(refit_device_create_host(&device));
   OK(refit_local_fabric_create(kRanks, &fabric));
   for (int r = 0; r < kRanks; ++r) {
-    ranks[r].rank = r;
-    ranks[r].publish_returns = 0;
-    ranks[r].published = 0;
-    SetTensors(&ranks[r]);
+    InitRank(&ranks[r], r);
     refit_executor_options options = {sizeof(options), plan, device, NULL,
                                       fabric,          r,    0};
     OK(refit_executor_create(&options, &ranks[r].executor));
@@ -278,10 +279,10 @@ static void ExpectPostHooks(const Rank* ranks) {
                 "model.layers.0.weight publish for the test 0 0\n"
                 "model.layers.1.weight add-one for the test 0 0\n"
                 "model.layers.1.weight publish for the test 0 0\n") == 0);
-  ERROR(refit_executor_visit_post_hooks(NULL, NotePostHook, NULL),
-        REFIT_INVALID_ARGUMENT, "executor is NULL");
-  ERROR(refit_executor_visit_post_hooks(ranks[0].executor, NULL, NULL),
-        REFIT_INVALID_ARGUMENT, "visit is NULL");
+  INVALID(refit_executor_visit_post_hooks(NULL, NotePostHook, NULL),
+          "executor is NULL");
+  INVALID(refit_executor_visit_post_hooks(ranks[0].executor, NULL, NULL),
+          "visit is NULL");
 }
 
 typedef struct Digests {
@@ -328,15 +329,16 @@ static void ExpectDigests(const Rank* ranks) {
   EXPECT(refit_digest_add(((uint64_t)1 << 61) - 2, 3) == 2);
   Digests none = {0, 0, 0};
   refit_digest_options options = {sizeof(options), NULL, 2};
-  ERROR(refit_executor_visit_digest(ranks[0].executor, NULL, &options,
-                                    AddDigest, &none),
-        REFIT_INVALID_ARGUMENT, "among is NULL, among_count is 2");
+  INVALID(refit_executor_visit_digest(ranks[0].executor, NULL, &options,
+                                      AddDigest, &none),
+          "among is NULL, among_count is 2");
   options.among = sources;
-  ERROR(refit_executor_visit_digest(ranks[2].executor, NULL, &options,
-                                    AddDigest, &none),
-        REFIT_INVALID_ARGUMENT, "this rank has to be one of them");
-  ERROR(refit_executor_visit_digest(ranks[0].executor, NULL, NULL, NULL, NULL),
-        REFIT_INVALID_ARGUMENT, "visit is NULL");
+  INVALID(refit_executor_visit_digest(ranks[2].executor, NULL, &options,
+                                      AddDigest, &none),
+          "this rank has to be one of them");
+  INVALID(
+      refit_executor_visit_digest(ranks[0].executor, NULL, NULL, NULL, NULL),
+      "visit is NULL");
 }
 
 static void TestRefitInAFabric(const char* path, int direct) {
@@ -361,9 +363,8 @@ static void* ConnectAndBindWithoutHooks(void* argument) {
   Rank* rank = argument;
   OK(refit_executor_connect(rank->executor, kTimeoutMs));
   if (rank->rank == kRanks - 1) {
-    ERROR(
+    INVALID(
         refit_executor_bind(rank->executor, rank->tensors, kLayers, kTimeoutMs),
-        REFIT_INVALID_ARGUMENT,
         "not performed: post-hook \"publish\" of \"model.layers.0.weight\"");
   } else {
     ERROR(
@@ -381,21 +382,20 @@ static void TestBindRefusesHooksThatNobodyDoes(void) {
                                               NULL};
   const refit_bind_options options = {sizeof(options), 0, &nameless, 1};
   const refit_bind_options missing = {sizeof(missing), 0, NULL, 1};
-  ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
-                                 &options),
-        REFIT_INVALID_ARGUMENT, "hooks[0]: name is NULL");
-  ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
-                                 &missing),
-        REFIT_INVALID_ARGUMENT, "hooks is NULL");
+  INVALID(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                   &options),
+          "hooks[0]: name is NULL");
+  INVALID(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                   &missing),
+          "hooks is NULL");
   const refit_post_hook_performer uneven[] = {
       {sizeof(uneven[0]), "publish", NULL, NULL},
       {sizeof(uneven[0]) - 8, "add-one", NULL, NULL}};
   const refit_bind_options of_two_sizes = {sizeof(of_two_sizes), 1000, uneven,
                                            2};
-  ERROR(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
-                                 &of_two_sizes),
-        REFIT_INVALID_ARGUMENT,
-        "hooks[1]: struct_size is 24, that of hooks[0] is 32");
+  INVALID(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                   &of_two_sizes),
+          "hooks[1]: struct_size is 24, that of hooks[0] is 32");
   CloseAll(ranks);
 }
 
@@ -445,7 +445,7 @@ static uint16_t FreePort(void) {
   return ntohs(address.sin_port);
 }
 
-static void* RefitOverTcp(void* argument) {
+static void* ConnectBindAndRefit(void* argument) {
   ConnectAndBind(argument);
   return Refit(argument);
 }
@@ -470,15 +470,12 @@ static void CreateRanksThatMeet(Rank* ranks, uint16_t port, const char* id,
     refit_executor_options options = {
         sizeof(options), plan, device, rendezvous, NULL, r, 0};
     options.transport = transport;
-    ranks[r].rank = r;
-    ranks[r].publish_returns = 0;
-    ranks[r].published = 0;
-    SetTensors(&ranks[r]);
+    InitRank(&ranks[r], r);
     OK(refit_executor_create(&options, &ranks[r].executor));
     options.rank = (r + 1) % kRanks;
     refit_executor* wrong = ranks[r].executor;
-    ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
-          "the rendezvous is of rank ");
+    INVALID(refit_executor_create(&options, &wrong),
+            "the rendezvous is of rank ");
     EXPECT(wrong == NULL);
     refit_rendezvous_free(rendezvous);
     refit_device_free(device);
@@ -507,34 +504,16 @@ static void TestUcxThatIsNotThere(void) {
   refit_plan_free(plan);
 }
 
-static void TestRefitOverTcp(void) {
-  Rank ranks[kRanks];
-  CreateRanksThatMeet(ranks, FreePort(), NULL, staged_path,
-                      REFIT_TRANSPORT_NCCL);
-  FillWeights(ranks);
-  OnAllRanks(ranks, RefitOverTcp);
-  ExpectWeights(ranks);
-  for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], /*direct=*/0);
-  CloseAll(ranks);
-}
-
-static void TestRefitByUniqueId(void) {
+/* UCX is what the host's memory has by default: direct messages are sent. */
+static void TestRanksThatMeet(const char* path, int by_id,
+                              refit_transport transport) {
   Rank ranks[kRanks];
   char id[REFIT_UNIQUE_ID_BYTES];
-  OK(refit_unique_id_create(id));
-  CreateRanksThatMeet(ranks, 0, id, staged_path, REFIT_TRANSPORT_NCCL);
+  if (by_id) OK(refit_unique_id_create(id));
+  CreateRanksThatMeet(ranks, by_id ? 0 : FreePort(), by_id ? id : NULL, path,
+                      transport);
   FillWeights(ranks);
-  OnAllRanks(ranks, RefitOverTcp);
-  ExpectWeights(ranks);
-  CloseAll(ranks);
-}
-
-/* What the host's memory has by default. Direct messages are sent. */
-static void TestRefitOverUcx(const char* path, refit_transport transport) {
-  Rank ranks[kRanks];
-  CreateRanksThatMeet(ranks, FreePort(), NULL, path, transport);
-  FillWeights(ranks);
-  OnAllRanks(ranks, RefitOverTcp);
+  OnAllRanks(ranks, ConnectBindAndRefit);
   ExpectWeights(ranks);
   for (int r = 0; r < kRanks; ++r) ExpectCounters(&ranks[r], /*direct=*/0);
   CloseAll(ranks);
@@ -574,26 +553,23 @@ static void TestRounds(void) {
     options.time_rounds = r == 0 ? 2 : 1;
     if (r == 0)
       options.struct_size = offsetof(refit_executor_options, without_graph);
-    ranks[r].rank = r;
-    ranks[r].publish_returns = 0;
-    ranks[r].published = 0;
-    SetTensors(&ranks[r]);
+    InitRank(&ranks[r], r);
     OK(refit_executor_create(&options, &ranks[r].executor));
     options.time_rounds = 2;
     options.struct_size = sizeof(options);
     refit_executor* wrong = NULL;
-    ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
-          "time_rounds is 2, it should be 0 or 1");
+    INVALID(refit_executor_create(&options, &wrong),
+            "time_rounds is 2, it should be 0 or 1");
     options.time_rounds = 0;
     options.without_graph = -1;
-    ERROR(refit_executor_create(&options, &wrong), REFIT_INVALID_ARGUMENT,
-          "without_graph is -1, it should be 0 or 1");
+    INVALID(refit_executor_create(&options, &wrong),
+            "without_graph is -1, it should be 0 or 1");
     refit_device_free(device);
     refit_plan_free(plan);
   }
   refit_local_fabric_free(fabric);
   FillWeights(ranks);
-  OnAllRanks(ranks, RefitOverTcp);
+  OnAllRanks(ranks, ConnectBindAndRefit);
   ExpectWeights(ranks);
   for (int r = 0; r < kRanks; ++r) {
     refit_counters counters = {sizeof(counters)};
@@ -604,31 +580,31 @@ static void TestRounds(void) {
     EXPECT(counted.bytes_sent == (r == 0 ? 0 : counters.bytes_sent));
     EXPECT(counted.bytes_received == (r == 0 ? 0 : counters.bytes_received));
   }
-  ERROR(refit_executor_visit_rounds(ranks[0].executor, NULL, NULL),
-        REFIT_INVALID_ARGUMENT, "visit is NULL");
+  INVALID(refit_executor_visit_rounds(ranks[0].executor, NULL, NULL),
+          "visit is NULL");
   int notices = 0;
   OK(refit_executor_visit_notices(ranks[0].executor, CountNotice, &notices));
   EXPECT(notices == 0);
-  ERROR(refit_executor_visit_notices(ranks[0].executor, NULL, NULL),
-        REFIT_INVALID_ARGUMENT, "visit is NULL");
+  INVALID(refit_executor_visit_notices(ranks[0].executor, NULL, NULL),
+          "visit is NULL");
   CloseAll(ranks);
 }
 
 static void TestUniqueId(void) {
   refit_rendezvous* rendezvous = NULL;
   char id[REFIT_UNIQUE_ID_BYTES];
-  ERROR(refit_unique_id_create(NULL), REFIT_INVALID_ARGUMENT, "id is NULL");
+  INVALID(refit_unique_id_create(NULL), "id is NULL");
   OK(refit_unique_id_create(id));
-  ERROR(refit_rendezvous_create_unique_id(NULL, 0, 1, &rendezvous),
-        REFIT_INVALID_ARGUMENT, "id is NULL");
-  ERROR(refit_rendezvous_create_unique_id(id, 0, 1, NULL),
-        REFIT_INVALID_ARGUMENT, "rendezvous is NULL");
+  INVALID(refit_rendezvous_create_unique_id(NULL, 0, 1, &rendezvous),
+          "id is NULL");
+  INVALID(refit_rendezvous_create_unique_id(id, 0, 1, NULL),
+          "rendezvous is NULL");
   id[100] ^= 1;
-  ERROR(refit_rendezvous_create_unique_id(id, 0, 1, &rendezvous),
-        REFIT_INVALID_ARGUMENT, "a unique id of Refit that was damaged");
+  INVALID(refit_rendezvous_create_unique_id(id, 0, 1, &rendezvous),
+          "a unique id of Refit that was damaged");
   memset(id, 7, sizeof(id));
-  ERROR(refit_rendezvous_create_unique_id(id, 0, 1, &rendezvous),
-        REFIT_INVALID_ARGUMENT, "not a unique id of Refit");
+  INVALID(refit_rendezvous_create_unique_id(id, 0, 1, &rendezvous),
+          "not a unique id of Refit");
   EXPECT(rendezvous == NULL);
 }
 
@@ -735,7 +711,6 @@ static void TestLog(void) {
                 "bytes can be guessed") == 0);
 }
 
-/* What a caller of 0.1 was compiled with must never change: 64-bit Linux. */
 static char meeting[REFIT_UNIQUE_ID_BYTES]; /* of ranks that replace a plan */
 
 /* With what is bound, and the hooks. */
@@ -767,32 +742,32 @@ static void TestReplace(void) {
   OK(refit_meeting_host(kRanks, meeting));
   CreateRanksThatMeet(ranks, 0, meeting, staged_path, REFIT_TRANSPORT_DEFAULT);
   FillWeights(ranks);
-  OnAllRanks(ranks, RefitOverTcp);
+  OnAllRanks(ranks, ConnectBindAndRefit);
   OK(refit_meeting_host(kRanks, meeting));
   FillWeights(ranks);
   OnAllRanks(ranks, ReplaceThenRefit);
   ExpectWeights(ranks);
 
   refit_replacement wrong = {sizeof(wrong)};
-  ERROR(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
-        REFIT_INVALID_ARGUMENT, "plan is NULL");
-  ERROR(refit_executor_replace(ranks[0].executor, NULL, kTimeoutMs),
-        REFIT_INVALID_ARGUMENT, "replacement is NULL");
+  INVALID(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
+          "plan is NULL");
+  INVALID(refit_executor_replace(ranks[0].executor, NULL, kTimeoutMs),
+          "replacement is NULL");
   refit_plan* plan = NULL;
   OK(refit_plan_open(direct_path, &plan));
   wrong.plan = plan;
-  ERROR(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
-        REFIT_INVALID_ARGUMENT, "none is given");
+  INVALID(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
+          "none is given");
   wrong.reserved = 1;
-  ERROR(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
-        REFIT_INVALID_ARGUMENT, "reserved is not 0");
+  INVALID(refit_executor_replace(ranks[0].executor, &wrong, kTimeoutMs),
+          "reserved is not 0");
   refit_plan_free(plan);
   EXPECT(refit_executor_state(ranks[0].executor) == REFIT_STATE_BOUND);
-  ERROR(refit_meeting_host(0, meeting), REFIT_INVALID_ARGUMENT,
-        "world size 0 is not between 1 and ");
+  INVALID(refit_meeting_host(0, meeting), "world size 0 is not between 1 and ");
   CloseAll(ranks);
 }
 
+/* What a caller of 0.1 was compiled with must never change: 64-bit Linux. */
 static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_replacement) == 40);
   EXPECT(sizeof(refit_tensor) == 56);
@@ -853,40 +828,34 @@ static void TestPlan(void) {
   uint64_t staging_bytes = 0;
   OK(refit_plan_staging_bytes(plan, 0, &staging_bytes));
   EXPECT(staging_bytes == kTensorBytes); /* one layer at a time */
-  ERROR(refit_plan_staging_bytes(plan, kRanks, &staging_bytes),
-        REFIT_INVALID_ARGUMENT, "rank 4 is not one of the plan's 4 ranks");
-  ERROR(refit_plan_staging_bytes(plan, -1, &staging_bytes),
-        REFIT_INVALID_ARGUMENT, "rank -1 is not one of the plan's 4 ranks");
-  ERROR(refit_plan_staging_bytes(NULL, 0, &staging_bytes),
-        REFIT_INVALID_ARGUMENT, "plan is NULL");
-  ERROR(refit_plan_staging_bytes(plan, 0, NULL), REFIT_INVALID_ARGUMENT,
-        "staging_bytes is NULL");
+  INVALID(refit_plan_staging_bytes(plan, kRanks, &staging_bytes),
+          "rank 4 is not one of the plan's 4 ranks");
+  INVALID(refit_plan_staging_bytes(plan, -1, &staging_bytes),
+          "rank -1 is not one of the plan's 4 ranks");
+  INVALID(refit_plan_staging_bytes(NULL, 0, &staging_bytes), "plan is NULL");
+  INVALID(refit_plan_staging_bytes(plan, 0, NULL), "staging_bytes is NULL");
   int count = 0;
   OK(refit_plan_visit_tensors(plan, 2, CountTensor, &count));
   EXPECT(count == kLayers);
-  ERROR(refit_plan_visit_tensors(plan, 2, NULL, NULL), REFIT_INVALID_ARGUMENT,
-        "visit is NULL");
-  ERROR(refit_plan_visit_tensors(plan, 9, CountTensor, &count),
-        REFIT_INVALID_ARGUMENT, "rank 9 is not one of the plan's 4 ranks");
-  ERROR(refit_plan_visit_tensors(NULL, 0, CountTensor, &count),
-        REFIT_INVALID_ARGUMENT, "plan is NULL");
+  INVALID(refit_plan_visit_tensors(plan, 2, NULL, NULL), "visit is NULL");
+  INVALID(refit_plan_visit_tensors(plan, 9, CountTensor, &count),
+          "rank 9 is not one of the plan's 4 ranks");
+  INVALID(refit_plan_visit_tensors(NULL, 0, CountTensor, &count),
+          "plan is NULL");
   refit_plan* other = plan;
   ERROR(refit_plan_open("no-such-directory/plan.refit", &other),
         REFIT_NOT_FOUND, "no-such-directory/plan.refit");
   EXPECT(other == NULL);
-  ERROR(refit_plan_open("/dev/null", &other), REFIT_INVALID_ARGUMENT, "");
-  ERROR(refit_plan_open(NULL, &other), REFIT_INVALID_ARGUMENT, "path is NULL");
-  ERROR(refit_plan_open(staged_path, NULL), REFIT_INVALID_ARGUMENT,
-        "plan is NULL");
+  INVALID(refit_plan_open("/dev/null", &other), "");
+  INVALID(refit_plan_open(NULL, &other), "path is NULL");
+  INVALID(refit_plan_open(staged_path, NULL), "plan is NULL");
   refit_plan_free(plan);
 }
 
 static void TestDevices(void) {
   refit_device* device = NULL;
-  ERROR(refit_device_create_host(NULL), REFIT_INVALID_ARGUMENT,
-        "device is NULL");
-  ERROR(refit_device_create_cuda(0, NULL), REFIT_INVALID_ARGUMENT,
-        "device is NULL");
+  INVALID(refit_device_create_host(NULL), "device is NULL");
+  INVALID(refit_device_create_cuda(0, NULL), "device is NULL");
   EXPECT(refit_cuda_device_count() >= 0);
   refit_status* status = refit_device_create_cuda(-1, &device);
   EXPECT(refit_status_code(status) == REFIT_NOT_FOUND ||
@@ -899,20 +868,18 @@ static void TestDevices(void) {
 static void TestRendezvous(void) {
   refit_rendezvous* rendezvous = NULL;
   int32_t local_rank = -1;
-  ERROR(refit_rendezvous_create_tcp(NULL, 1, 0, 1, &rendezvous),
-        REFIT_INVALID_ARGUMENT, "host is NULL");
-  ERROR(refit_rendezvous_create_tcp("host", 1, 0, 1, NULL),
-        REFIT_INVALID_ARGUMENT, "rendezvous is NULL");
-  ERROR(refit_rendezvous_from_environment(NULL), REFIT_INVALID_ARGUMENT,
-        "rendezvous is NULL");
-  ERROR(refit_local_rank_from_environment(NULL), REFIT_INVALID_ARGUMENT,
-        "local_rank is NULL");
+  INVALID(refit_rendezvous_create_tcp(NULL, 1, 0, 1, &rendezvous),
+          "host is NULL");
+  INVALID(refit_rendezvous_create_tcp("host", 1, 0, 1, NULL),
+          "rendezvous is NULL");
+  INVALID(refit_rendezvous_from_environment(NULL), "rendezvous is NULL");
+  INVALID(refit_local_rank_from_environment(NULL), "local_rank is NULL");
   setenv("WORLD_SIZE", "four", 1);
   setenv("RANK", "3", 1);
   setenv("LOCAL_RANK", "1", 1);
   setenv("MASTER_ADDR", "trainer", 1);
-  ERROR(refit_rendezvous_from_environment(&rendezvous), REFIT_INVALID_ARGUMENT,
-        "WORLD_SIZE is \"four\", it should be a number from 1 to ");
+  INVALID(refit_rendezvous_from_environment(&rendezvous),
+          "WORLD_SIZE is \"four\", it should be a number from 1 to ");
   EXPECT(rendezvous == NULL);
   setenv("WORLD_SIZE", "4", 1);
   OK(refit_rendezvous_from_environment(&rendezvous));
@@ -921,8 +888,8 @@ static void TestRendezvous(void) {
   OK(refit_local_rank_from_environment(&local_rank));
   EXPECT(local_rank == 1);
   setenv("LOCAL_RANK", "first", 1);
-  ERROR(refit_local_rank_from_environment(&local_rank), REFIT_INVALID_ARGUMENT,
-        "LOCAL_RANK is \"first\"");
+  INVALID(refit_local_rank_from_environment(&local_rank),
+          "LOCAL_RANK is \"first\"");
   refit_rendezvous_free(rendezvous);
 }
 
@@ -944,64 +911,52 @@ static void TestCreateErrors(void) {
   OK(refit_device_create_host(&device));
   OK(refit_local_fabric_create(kRanks, &fabric));
   OK(refit_rendezvous_create_tcp("localhost", 1, 0, 3, &rendezvous));
-  ERROR(refit_local_fabric_create(0, &smaller), REFIT_INVALID_ARGUMENT,
-        "world size 0 is not between 1 and ");
-  ERROR(refit_local_fabric_create(1, NULL), REFIT_INVALID_ARGUMENT,
-        "fabric is NULL");
+  INVALID(refit_local_fabric_create(0, &smaller),
+          "world size 0 is not between 1 and ");
+  INVALID(refit_local_fabric_create(1, NULL), "fabric is NULL");
   OK(refit_local_fabric_create(2, &smaller));
 
   const refit_executor_options good = {sizeof(good), plan, device, NULL,
                                        fabric,       0,    0};
   refit_executor_options bad = good;
-  ERROR(refit_executor_create(&good, NULL), REFIT_INVALID_ARGUMENT,
-        "executor is NULL");
-  ERROR(refit_executor_create(NULL, &executor), REFIT_INVALID_ARGUMENT,
-        "options is NULL");
+  INVALID(refit_executor_create(&good, NULL), "executor is NULL");
+  INVALID(refit_executor_create(NULL, &executor), "options is NULL");
   bad.struct_size = 12;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "struct_size of refit_executor_options is 12, it should be "
-        "sizeof(refit_executor_options), which is 64 in Refit ");
+  INVALID(refit_executor_create(&bad, &executor),
+          "struct_size of refit_executor_options is 12, it should be "
+          "sizeof(refit_executor_options), which is 64 in Refit ");
   bad = good;
   bad.plan = NULL;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "plan is NULL");
+  INVALID(refit_executor_create(&bad, &executor), "plan is NULL");
   bad = good;
   bad.device = NULL;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "device is NULL");
+  INVALID(refit_executor_create(&bad, &executor), "device is NULL");
   bad = good;
   bad.reserved = 1;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "reserved is not 0");
+  INVALID(refit_executor_create(&bad, &executor), "reserved is not 0");
   bad = good;
   bad.fabric = NULL;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "none is given");
+  INVALID(refit_executor_create(&bad, &executor), "none is given");
   bad.rendezvous = rendezvous;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "the transport is rank 0 of 3, the executor is rank 0 of 4");
+  INVALID(refit_executor_create(&bad, &executor),
+          "the transport is rank 0 of 3, the executor is rank 0 of 4");
   bad.fabric = fabric;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "both are given");
+  INVALID(refit_executor_create(&bad, &executor), "both are given");
   bad = good;
   bad.transport = 3;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "transport is 3, it should be 0, 1 or 2");
+  INVALID(refit_executor_create(&bad, &executor),
+          "transport is 3, it should be 0, 1 or 2");
   bad.transport = REFIT_TRANSPORT_UCX;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "a transport is chosen, but a local fabric is one itself");
-  bad = good;
-  bad.reserved = 1;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "reserved is not 0");
+  INVALID(refit_executor_create(&bad, &executor),
+          "a transport is chosen, but a local fabric is one itself");
   bad = good;
   bad.rank = kRanks;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "rank 4 is not one of the plan's 4 ranks");
+  INVALID(refit_executor_create(&bad, &executor),
+          "rank 4 is not one of the plan's 4 ranks");
   bad = good;
   bad.fabric = smaller;
-  ERROR(refit_executor_create(&bad, &executor), REFIT_INVALID_ARGUMENT,
-        "the transport is rank 0 of 2, the executor is rank 0 of 4");
+  INVALID(refit_executor_create(&bad, &executor),
+          "the transport is rank 0 of 2, the executor is rank 0 of 4");
   OK(refit_executor_create(&good, &made));
   ERROR(refit_executor_create(&good, &executor), REFIT_ALREADY_EXISTS,
         "rank 0 has its transport already");
@@ -1018,65 +973,57 @@ static void TestCreateErrors(void) {
 static void TestArgumentErrors(Rank* rank) {
   refit_executor* executor = rank->executor;
   refit_counters counters = {0};
-  ERROR(refit_executor_connect(NULL, 0), REFIT_INVALID_ARGUMENT,
-        "executor is NULL");
-  ERROR(refit_executor_bind(NULL, rank->tensors, kLayers, 0),
-        REFIT_INVALID_ARGUMENT, "executor is NULL");
-  ERROR(refit_executor_run(NULL, NULL, NULL), REFIT_INVALID_ARGUMENT,
-        "executor is NULL");
-  ERROR(refit_executor_wait(NULL), REFIT_INVALID_ARGUMENT, "executor is NULL");
-  ERROR(refit_executor_counters(NULL, &counters), REFIT_INVALID_ARGUMENT,
-        "executor is NULL");
-  ERROR(refit_executor_counters(executor, NULL), REFIT_INVALID_ARGUMENT,
-        "counters is NULL");
-  ERROR(refit_executor_counters(executor, &counters), REFIT_INVALID_ARGUMENT,
-        "struct_size of refit_counters is 0");
-  ERROR(refit_executor_connect(executor, -1), REFIT_INVALID_ARGUMENT,
-        "timeout_ms is -1, it should not be below 0");
-  ERROR(refit_executor_bind(executor, rank->tensors, kLayers, -5),
-        REFIT_INVALID_ARGUMENT, "timeout_ms is -5");
-  ERROR(refit_executor_bind(executor, NULL, 1, 0), REFIT_INVALID_ARGUMENT,
-        "tensors is NULL");
+  INVALID(refit_executor_connect(NULL, 0), "executor is NULL");
+  INVALID(refit_executor_bind(NULL, rank->tensors, kLayers, 0),
+          "executor is NULL");
+  INVALID(refit_executor_run(NULL, NULL, NULL), "executor is NULL");
+  INVALID(refit_executor_wait(NULL), "executor is NULL");
+  INVALID(refit_executor_counters(NULL, &counters), "executor is NULL");
+  INVALID(refit_executor_counters(executor, NULL), "counters is NULL");
+  INVALID(refit_executor_counters(executor, &counters),
+          "struct_size of refit_counters is 0");
+  INVALID(refit_executor_connect(executor, -1),
+          "timeout_ms is -1, it should not be below 0");
+  INVALID(refit_executor_bind(executor, rank->tensors, kLayers, -5),
+          "timeout_ms is -5");
+  INVALID(refit_executor_bind(executor, NULL, 1, 0), "tensors is NULL");
   refit_tensor tensors[kLayers];
   memcpy(tensors, rank->tensors, sizeof(tensors));
   tensors[1].struct_size = 64;
-  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
-        REFIT_INVALID_ARGUMENT,
-        "tensors[1]: struct_size is 64, that of tensors[0] is 56");
+  INVALID(refit_executor_bind(executor, tensors, kLayers, 0),
+          "tensors[1]: struct_size is 64, that of tensors[0] is 56");
   tensors[0].struct_size = 0;
-  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
-        REFIT_INVALID_ARGUMENT,
-        "tensors[0]: struct_size of refit_tensor is 0, it should be "
-        "sizeof(refit_tensor), which is 56 in Refit ");
+  INVALID(refit_executor_bind(executor, tensors, kLayers, 0),
+          "tensors[0]: struct_size of refit_tensor is 0, it should be "
+          "sizeof(refit_tensor), which is 56 in Refit ");
   memcpy(tensors, rank->tensors, sizeof(tensors));
   tensors[1].name = NULL;
-  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
-        REFIT_INVALID_ARGUMENT, "tensors[1]: name is NULL");
+  INVALID(refit_executor_bind(executor, tensors, kLayers, 0),
+          "tensors[1]: name is NULL");
   tensors[0].shape = NULL;
-  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
-        REFIT_INVALID_ARGUMENT, "tensors[0]: shape is NULL");
+  INVALID(refit_executor_bind(executor, tensors, kLayers, 0),
+          "tensors[0]: shape is NULL");
   memcpy(tensors, rank->tensors, sizeof(tensors));
   tensors[0].reserved = 7;
-  ERROR(refit_executor_bind(executor, tensors, kLayers, 0),
-        REFIT_INVALID_ARGUMENT, "tensors[0]: reserved is not 0");
+  INVALID(refit_executor_bind(executor, tensors, kLayers, 0),
+          "tensors[0]: reserved is not 0");
   refit_run_options options = {sizeof(options), -1, NULL, 0};
-  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
-        "timeout_ms is -1");
+  INVALID(refit_executor_run(executor, NULL, &options), "timeout_ms is -1");
   options.timeout_ms = 0;
   options.check = 2;
-  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
-        "check is 2, it should be 0 or 1");
+  INVALID(refit_executor_run(executor, NULL, &options),
+          "check is 2, it should be 0 or 1");
   options.check = 0;
   options.dense = -1;
-  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
-        "dense is -1, it should be 0 or 1");
+  INVALID(refit_executor_run(executor, NULL, &options),
+          "dense is -1, it should be 0 or 1");
   options.dense = 0;
   options.reserved = 1;
-  ERROR(refit_executor_run(executor, NULL, &options), REFIT_INVALID_ARGUMENT,
-        "run options: reserved is not 0");
+  INVALID(refit_executor_run(executor, NULL, &options),
+          "run options: reserved is not 0");
   LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 1};
-  ERROR(refit_executor_run(executor, NULL, &later.now), REFIT_INVALID_ARGUMENT,
-        "refit_run_options sets a field that Refit ");
+  INVALID(refit_executor_run(executor, NULL, &later.now),
+          "refit_run_options sets a field that Refit ");
 }
 
 static void TestStepsOutOfOrder(Rank* rank) {
@@ -1115,8 +1062,9 @@ static void* BindWithWrongTensors(void* argument) {
   EXPECT(strstr(refit_status_message(status),
                 "wrong dtype: \"decoder.layers.0.weight\" is fp32, the plan "
                 "wants bf16"));
-  ERROR(status, REFIT_INVALID_ARGUMENT,
-        "wrong size: \"decoder.layers.1.weight\" has 1 bytes, the plan wants");
+  INVALID(
+      status,
+      "wrong size: \"decoder.layers.1.weight\" has 1 bytes, the plan wants");
   return NULL;
 }
 
@@ -1159,11 +1107,11 @@ static void* RefitWithMovedTensor(void* argument) {
 /* Nobody else hears of it. */
 static void TestRunArguments(const Rank* rank) {
   refit_run_options none = {sizeof(none), kTimeoutMs, rank->addresses, 0};
-  ERROR(refit_executor_run(rank->executor, NULL, &none), REFIT_INVALID_ARGUMENT,
-        "rank 0: Run was given 0 addresses, Bind 2 tensors");
+  INVALID(refit_executor_run(rank->executor, NULL, &none),
+          "rank 0: Run was given 0 addresses, Bind 2 tensors");
   refit_run_options null = {sizeof(null), kTimeoutMs, NULL, kLayers};
-  ERROR(refit_executor_run(rank->executor, NULL, &null), REFIT_INVALID_ARGUMENT,
-        "addresses is NULL, address_count is 2");
+  INVALID(refit_executor_run(rank->executor, NULL, &null),
+          "addresses is NULL, address_count is 2");
   EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
 }
 
@@ -1213,20 +1161,17 @@ static void TestCastAndMark(void) {
   OK(refit_cast_and_mark(device, NULL, &cast));
   EXPECT(weights[0] == 0x3f80 && weights[1] == 0x8000 && weights[2] == 0x4040);
   EXPECT(bits[0] == 1 && bits[1] == 1); /* of element 32 */
-  ERROR(refit_cast_and_mark(NULL, NULL, &cast), REFIT_INVALID_ARGUMENT,
-        "device is NULL");
-  ERROR(refit_cast_and_mark(device, NULL, NULL), REFIT_INVALID_ARGUMENT,
-        "cast is NULL");
+  INVALID(refit_cast_and_mark(NULL, NULL, &cast), "device is NULL");
+  INVALID(refit_cast_and_mark(device, NULL, NULL), "cast is NULL");
   cast.to_dtype = REFIT_DTYPE_INT16;
-  ERROR(refit_cast_and_mark(device, NULL, &cast), REFIT_INVALID_ARGUMENT,
-        "a cast that marks changes is to int16; wanted bf16 or fp16");
+  INVALID(refit_cast_and_mark(device, NULL, &cast),
+          "a cast that marks changes is to int16; wanted bf16 or fp16");
   cast.to_dtype = REFIT_DTYPE_FP16;
   cast.changes = NULL;
-  ERROR(refit_cast_and_mark(device, NULL, &cast), REFIT_INVALID_ARGUMENT,
-        "changes is null");
+  INVALID(refit_cast_and_mark(device, NULL, &cast), "changes is null");
   cast.struct_size = 8;
-  ERROR(refit_cast_and_mark(device, NULL, &cast), REFIT_INVALID_ARGUMENT,
-        "struct_size of refit_marking_cast is 8");
+  INVALID(refit_cast_and_mark(device, NULL, &cast),
+          "struct_size of refit_marking_cast is 8");
   refit_device_free(device);
 }
 
@@ -1265,9 +1210,10 @@ static void* BindMarkedDestination(void* argument) {
   if (rank->rank != kSources) {
     ERROR(BindWithChanges(rank, NULL, 0), REFIT_ABORTED, "rank 2 cannot go on");
   } else {
-    ERROR(BindWithChanges(rank, &change, 1), REFIT_INVALID_ARGUMENT,
-          "bitmap: \"model.layers.1.weight\" has a bitmap of changes, but this "
-          "rank is of the destination");
+    INVALID(
+        BindWithChanges(rank, &change, 1),
+        "bitmap: \"model.layers.1.weight\" has a bitmap of changes, but this "
+        "rank is of the destination");
   }
   return NULL;
 }
@@ -1277,19 +1223,17 @@ static void TestChangesArguments(Rank* rank) {
   uint32_t bits[(kElements + 31) / 32] = {0};
   refit_changes changes[2] = {{sizeof(changes[0]), rank->names[0], bits},
                               {sizeof(changes[0]), rank->names[0], bits}};
-  ERROR(BindWithChanges(rank, NULL, 1), REFIT_INVALID_ARGUMENT,
-        "changes is NULL");
-  ERROR(BindWithChanges(rank, changes, 2), REFIT_INVALID_ARGUMENT,
-        "changes[1]: \"decoder.layers.0.weight\" is given twice");
+  INVALID(BindWithChanges(rank, NULL, 1), "changes is NULL");
+  INVALID(BindWithChanges(rank, changes, 2),
+          "changes[1]: \"decoder.layers.0.weight\" is given twice");
   changes[0].tensor = "decoder.layers.7.weight";
-  ERROR(BindWithChanges(rank, changes, 1), REFIT_INVALID_ARGUMENT,
-        "changes[0]: \"decoder.layers.7.weight\" is none of the tensors");
+  INVALID(BindWithChanges(rank, changes, 1),
+          "changes[0]: \"decoder.layers.7.weight\" is none of the tensors");
   changes[0].bits = NULL;
-  ERROR(BindWithChanges(rank, changes, 1), REFIT_INVALID_ARGUMENT,
-        "changes[0]: bits is NULL");
+  INVALID(BindWithChanges(rank, changes, 1), "changes[0]: bits is NULL");
   changes[0].struct_size = 0;
-  ERROR(BindWithChanges(rank, changes, 1), REFIT_INVALID_ARGUMENT,
-        "changes[0]: struct_size of refit_changes is 0");
+  INVALID(BindWithChanges(rank, changes, 1),
+          "changes[0]: struct_size of refit_changes is 0");
 }
 
 /* Checked by its plan, and not by the run. */
@@ -1381,13 +1325,12 @@ static void TestDeltas(void) {
   EXPECT(report.is_delta == 0 && report.stored_bytes == kRankBytes);
   EXPECT(strcmp(report.why_dense, "rank 3 asked for it") == 0);
 
-  ERROR(refit_executor_delta_report(NULL, &report), REFIT_INVALID_ARGUMENT,
-        "executor is NULL");
-  ERROR(refit_executor_delta_report(ranks[0].executor, NULL),
-        REFIT_INVALID_ARGUMENT, "report is NULL");
+  INVALID(refit_executor_delta_report(NULL, &report), "executor is NULL");
+  INVALID(refit_executor_delta_report(ranks[0].executor, NULL),
+          "report is NULL");
   report.struct_size = 0;
-  ERROR(refit_executor_delta_report(ranks[0].executor, &report),
-        REFIT_INVALID_ARGUMENT, "struct_size of refit_delta_report is 0");
+  INVALID(refit_executor_delta_report(ranks[0].executor, &report),
+          "struct_size of refit_delta_report is 0");
   CloseAll(ranks);
 }
 
@@ -1411,10 +1354,10 @@ int main(int argc, char** argv) {
   TestFailingHook();
   TestDeltas();
   TestCastAndMark();
-  TestRefitOverTcp();
-  TestRefitByUniqueId();
-  TestRefitOverUcx(staged_path, REFIT_TRANSPORT_DEFAULT);
-  TestRefitOverUcx(direct_path, REFIT_TRANSPORT_UCX);
+  TestRanksThatMeet(staged_path, /*by_id=*/0, REFIT_TRANSPORT_NCCL);
+  TestRanksThatMeet(staged_path, /*by_id=*/1, REFIT_TRANSPORT_NCCL);
+  TestRanksThatMeet(staged_path, /*by_id=*/0, REFIT_TRANSPORT_DEFAULT);
+  TestRanksThatMeet(direct_path, /*by_id=*/0, REFIT_TRANSPORT_UCX);
   TestReplace();
   TestUniqueId();
   TestRounds();

@@ -19,6 +19,7 @@
 #include "tests/executor/lazy_device.h"
 #include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/executor/observed_device.h"
 #include "tests/property/draw.h"
 #include "tests/sanitizers.h"
 
@@ -32,39 +33,17 @@ class BusyDevice : public HostDevice {
 };
 
 // Counts the steps of digests that are enqueued beside rounds.
-class CountingDevice : public BusyDevice {
+class CountingDevice : public ObservedDevice {
  public:
-  int beside_rounds = 0;
-
-  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> table,
-      absl::Span<const CopyBatch> batches) override {
-    auto prepared = BusyDevice::Prepare(table, batches);
-    if (!prepared.ok()) return prepared.status();
-    return std::make_unique<Counted>(*this, *std::move(prepared));
+  CountingDevice() {
+    on_enqueue = [this](const Enqueued& enqueued) {
+      beside_rounds += enqueued.use.way == DeviceUse::Way::kBesideRounds;
+      return true;
+    };
   }
+  bool IsHost() const override { return false; }
 
- private:
-  class Counted : public PreparedCopies {
-   public:
-    Counted(CountingDevice& device, std::unique_ptr<PreparedCopies> copies)
-        : device_(device), copies_(std::move(copies)) {}
-
-    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         const DeviceUse& use) override {
-      return copies_->Enqueue(batch, stream, unless, use);
-    }
-    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless,
-                             const DeviceUse& use) override {
-      device_.beside_rounds += use.way == DeviceUse::Way::kBesideRounds;
-      return copies_->EnqueueStep(batch, step, stream, unless, use);
-    }
-
-   private:
-    CountingDevice& device_;
-    const std::unique_ptr<PreparedCopies> copies_;
-  };
+  int beside_rounds = 0;
 };
 
 // Of a plan with deltas: all but the first refit are some.
@@ -74,9 +53,7 @@ void ExpectDeltasRight(const PlanFile& plan, ExecutorWorld& world) {
   values.PoisonDestinations(world.tensors);
   for (int i = 0; i < 3; ++i) {
     if (i > 0) values.ChangeSources(world.tensors, 0.1);
-    for (const absl::Status& status : world.CheckedRefit()) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world.CheckedRefit()));
     EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
     EXPECT_EQ(world.executor(0).delta_report()->is_delta, i > 0);
   }
@@ -95,7 +72,7 @@ class QueuedDevice : public LazyDevice {
 
 template <typename DeviceOfRank>
 void ExpectChecksPass(const PlanFile& plan) {
-  LocalWorld<DeviceOfRank> world(plan);
+  LocalWorldOf<DeviceOfRank> world(plan);
   world.Bind();
   if (plan.body().delta() != nullptr) {
     ExpectDeltasRight(plan, world);
@@ -299,14 +276,12 @@ TEST(CheckedRefitTest, RanksThatShareAGpuTellNoSteps) {
 TEST(CheckedRefitTest, DeltasDigestBehindTheRounds) {
   const PlanFile plan = CompiledPlan(HalvesJob(
       R"("options": {"bucket_bytes": 8192, "peer": "staged", "delta": {}})"));
-  LocalWorld<CountingDevice> world(plan);
+  LocalWorldOf<CountingDevice> world(plan);
   world.Bind();
   ValueCheck values(plan);
   values.FillSources(world.tensors);
   const auto besides = [&] {
-    for (const absl::Status& status : world.CheckedRefit()) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(world.CheckedRefit()));
     EXPECT_EQ(values.Check(world.tensors).wrong_elements, 0);
     int steps = 0;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "executor/delta/refit_versions.h"
 #include "plan/sent_ranges.h"
 #include "tests/executor/delta_world.h"
@@ -45,14 +44,6 @@ constexpr uint64_t kMatrixElements = 32 * kRowElements;  // of a source
 constexpr uint64_t kSentElements = kMatrixElements / 2;
 // Of a source's first row: element 5 of rank 3's.
 constexpr uint64_t kFarElement = 64 + 5;
-
-BoundTensor& TensorOf(DeltaWorld& world, int32_t rank, std::string_view name) {
-  for (BoundTensor& tensor : world.tensors[rank]) {
-    if (tensor.name == name) return tensor;
-  }
-  ADD_FAILURE() << name;
-  return world.tensors[rank].front();
-}
 
 void Set(BoundTensor& tensor, uint64_t element, uint16_t bits) {
   std::memcpy(static_cast<std::byte*>(tensor.data) + element * sizeof(bits),
@@ -109,8 +100,8 @@ TEST(DeltaRefitTest, StagedRoundsSendWhatChangedAndDirectOnesAll) {
   EXPECT_LT(world.report().stored_bytes, world.report().dense_bytes / 10);
 
   // One value of each destination: those of direct rounds are not counted.
-  Set(TensorOf(world, 1, "w"), 5, 0x1234);
-  Set(TensorOf(world, 1, "w"), kFarElement, 0x5678);
+  Set(world.Tensor(1, "w"), 5, 0x1234);
+  Set(world.Tensor(1, "w"), kFarElement, 0x5678);
   ASSERT_TRUE(world.Refit().ok());
   EXPECT_EQ(world.report(0).changed_elements, 0);
   EXPECT_EQ(world.report(1).changed_elements, 1);
@@ -122,15 +113,15 @@ TEST(DeltaRefitTest, StagedRoundsSendWhatChangedAndDirectOnesAll) {
             direct_bytes);
   EXPECT_EQ(counters.by(fb::Route::kNetwork, fb::Mechanism::kStaged).bytes_sent,
             world.report(1).stored_bytes);
-  EXPECT_EQ(Get(TensorOf(world, 2, "w"), 32 * kRowElements / 2 + 5), 0x1234);
-  EXPECT_EQ(Get(TensorOf(world, 3, "w"), 32 * kRowElements / 2 + 5), 0x5678);
+  EXPECT_EQ(Get(world.Tensor(2, "w"), 32 * kRowElements / 2 + 5), 0x1234);
+  EXPECT_EQ(Get(world.Tensor(3, "w"), 32 * kRowElements / 2 + 5), 0x5678);
 
   // What two destinations hold changes on both, and is known by then.
-  for (const int32_t rank : {0, 1}) Set(TensorOf(world, rank, "norm"), 9, 77);
+  for (const int32_t rank : {0, 1}) Set(world.Tensor(rank, "norm"), 9, 77);
   for (int refit = 0; refit < 2; ++refit) {
     ASSERT_TRUE(world.Refit().ok());
     for (const int32_t rank : {2, 3}) {
-      EXPECT_EQ(Get(TensorOf(world, rank, "norm"), 9), 77);
+      EXPECT_EQ(Get(world.Tensor(rank, "norm"), 9), 77);
     }
     EXPECT_EQ(
         world.report(0).changed_elements + world.report(1).changed_elements,
@@ -151,35 +142,6 @@ TEST(DeltaRefitTest, ChecksAreTimedWhereTheyAreMade) {
     ASSERT_TRUE(world.Refit(options).ok());
     EXPECT_EQ(world.report(1).check_seconds > 0, is_checked);
   }
-}
-
-TEST(DeltaRefitTest, WorkersMarkWhatChanged) {
-  const PlanFile plan = MatrixPlan(R"({"changes": "bitmap", "check": false})");
-  DeltaWorld world(plan);
-  for (const int32_t rank : {0, 1}) world.GiveBitmaps(rank);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
-  BoundTensor& matrix = TensorOf(world, 1, "w");
-  for (uint64_t word = 0; word < kMatrixElements / 32; ++word) {
-    ASSERT_EQ(matrix.changes[word], 0) << word;
-  }
-  Set(matrix, kFarElement, 0x1234);
-  const uint64_t at = 32 * kRowElements / 2 + 5;  // of the destinations
-  const uint16_t before = Get(TensorOf(world, 3, "w"), at + 1);
-  // Not marked: sent by direct rounds alone.
-  const uint16_t unmarked = 0x4321;
-  for (const uint64_t element : {uint64_t{5}, kFarElement + 1}) {
-    std::memcpy(static_cast<std::byte*>(matrix.data) + 2 * element, &unmarked,
-                2);
-  }
-  ASSERT_TRUE(world.Refit().ok());
-  EXPECT_TRUE(world.report().is_delta);
-  EXPECT_EQ(world.report(1).changed_elements, 1);
-  EXPECT_EQ(Get(TensorOf(world, 3, "w"), at), 0x1234);
-  EXPECT_EQ(Get(TensorOf(world, 3, "w"), at + 1), before);
-  EXPECT_EQ(Get(TensorOf(world, 2, "w"), at), unmarked);
-  EXPECT_EQ(matrix.changes[kFarElement / 32], 0);
 }
 
 // What `rank` is told of its Bind; the others of that it cannot go on.
@@ -224,8 +186,8 @@ TEST(DeltaRefitTest, BitmapsThatAreNotAlignedOrNotAloneAreRefused) {
   const PlanFile plan = MatrixPlan(R"({"changes": "bitmap"})");
   DeltaWorld world(plan);
   world.GiveBitmaps(0);
-  BoundTensor& norm = TensorOf(world, 0, "norm");
-  BoundTensor& matrix = TensorOf(world, 0, "w");
+  BoundTensor& norm = world.Tensor(0, "norm");
+  BoundTensor& matrix = world.Tensor(0, "w");
   uint32_t* const right = norm.changes;
   norm.changes =
       reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(right) + 2);
@@ -244,33 +206,6 @@ TEST(DeltaRefitTest, BitmapsThatAreNotAlignedOrNotAloneAreRefused) {
             std::string::npos);
   norm.changes = right;
   EXPECT_TRUE(world.Start().ok());
-}
-
-TEST(DeltaRefitTest, ATensorWithoutBitmapIsSentWhole) {
-  const PlanFile plan = MatrixPlan(R"({"changes": "bitmap"})");
-  DeltaWorld world(plan);
-  world.GiveBitmaps(0);
-  Fill(world);
-  ASSERT_TRUE(world.Start().ok());
-  ASSERT_TRUE(world.Refit().ok());
-  EXPECT_TRUE(world.executor(0).notices().empty());
-  const std::vector<Notice>& notices = world.executor(1).notices();
-  ASSERT_EQ(notices.size(), 1);
-  EXPECT_EQ(notices[0].kind, NoticeKind::kNotDelta);
-  uint64_t bytes = 0;  // in direct rounds all travels anyway
-  for (const SentRange& range : SentRanges(plan, 1)) {
-    bytes += range.size_bytes();
-  }
-  EXPECT_TRUE(absl::StartsWith(notices[0].text,
-                               absl::StrCat("each refit sends ", bytes,
-                                            " bytes of rank 1 whole, since ")))
-      << notices[0].text;
-  Set(TensorOf(world, 1, "w"), kFarElement, 0x1234);
-  ASSERT_TRUE(world.Refit().ok());
-  EXPECT_TRUE(world.report(1).is_delta);
-  EXPECT_EQ(world.report(1).elements, 0);
-  EXPECT_EQ(world.report(1).stored_bytes, world.report(1).dense_bytes);
-  EXPECT_EQ(Get(TensorOf(world, 3, "w"), 32 * kRowElements / 2 + 5), 0x1234);
 }
 
 TEST(DeltaRefitTest, IsDenseAtTheInterval) {
@@ -294,14 +229,12 @@ TEST(DeltaRefitTest, OneRankMayAskForDense) {
   ASSERT_TRUE(world.Start().ok());
   ASSERT_TRUE(world.Refit().ok());
   // An engine that loaded other weights.
-  std::memset(TensorOf(world, 3, "w").data, 0, 64);
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.RefitOf(rank, {.dense = rank == 3});
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  std::memset(world.Tensor(3, "w").data, 0, 64);
+  EXPECT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
+    return world.RefitOf(rank, {.dense = rank == 3});
+  })));
   EXPECT_EQ(world.report(0).why_dense, "rank 3 asked for it");
-  EXPECT_NE(Get(TensorOf(world, 3, "w"), 1), 0);
+  EXPECT_NE(Get(world.Tensor(3, "w"), 1), 0);
 }
 
 // The next refit, dense by itself, mends it.
@@ -314,7 +247,7 @@ TEST(DeltaRefitTest, OneFlippedBitIsSeenAndMended) {
   for (const std::string name : {"w", "norm"}) {
     ASSERT_TRUE(world.Refit().ok());
     ASSERT_TRUE(world.report().is_delta);
-    BoundTensor& tensor = TensorOf(world, 3, name);
+    BoundTensor& tensor = world.Tensor(3, name);
     const uint16_t right = Get(tensor, 100);
     Set(tensor, 100, right ^ 0x40);
     for (const absl::Status& status : world.Refits()) {
@@ -339,7 +272,7 @@ TEST(DeltaRefitTest, ASourceThatEndsBeforeAllHaveAcknowledgedLeavesNoBase) {
     Fill(world);
     ASSERT_TRUE(world.Start().ok());
     ASSERT_TRUE(world.Refit().ok());
-    Set(TensorOf(world, 0, "w"), kFarElement, 0x1111);
+    Set(world.Tensor(0, "w"), kFarElement, 0x1111);
     // All bytes are stored; the victim ends before it says so.
     const auto statuses = world.OnAllRanks([&](int32_t rank) {
       absl::Status status = world.executor(rank).Run(
@@ -357,16 +290,16 @@ TEST(DeltaRefitTest, ASourceThatEndsBeforeAllHaveAcknowledgedLeavesNoBase) {
     // The trainer went back to its checkpoint.
     world.Replace(victim);
     Fill(world);
-    const uint16_t right = Get(TensorOf(world, 0, "w"), kFarElement);
+    const uint16_t right = Get(world.Tensor(0, "w"), kFarElement);
     ASSERT_NE(right, 0x1111);
     ASSERT_TRUE(world.Start().ok());
     ASSERT_TRUE(world.Refit().ok());
     EXPECT_FALSE(world.report(victim == 0 ? 1 : 0).is_delta);
-    EXPECT_EQ(Get(TensorOf(world, 3, "w"), 5), right);
-    Set(TensorOf(world, 0, "w"), kFarElement, 0x2222);
+    EXPECT_EQ(Get(world.Tensor(3, "w"), 5), right);
+    Set(world.Tensor(0, "w"), kFarElement, 0x2222);
     ASSERT_TRUE(world.Refit().ok());
     EXPECT_TRUE(world.report().is_delta);
-    EXPECT_EQ(Get(TensorOf(world, 3, "w"), 5), 0x2222);
+    EXPECT_EQ(Get(world.Tensor(3, "w"), 5), 0x2222);
   }
 }
 
@@ -450,9 +383,9 @@ TEST(DeltaRefitTest, ANewBindKeepsTheMemoryOfTheSnapshot) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(world.Bind().ok());
     ASSERT_TRUE(world.Refit().ok());
-    Set(TensorOf(world, 0, "w"), kFarElement, static_cast<uint16_t>(i));
+    Set(world.Tensor(0, "w"), kFarElement, static_cast<uint16_t>(i));
     ASSERT_TRUE(world.Refit().ok());
-    EXPECT_EQ(Get(TensorOf(world, 3, "w"), 5), i);
+    EXPECT_EQ(Get(world.Tensor(3, "w"), 5), i);
   }
   EXPECT_EQ(device.allocations[SnapshotBytes(plan, 0)], 1);
 }
@@ -496,7 +429,7 @@ TEST(DeltaRefitTest, TheBitmapOfAnEmptyTensorIsLeftAlone) {
   world.GiveBitmaps(0);
   world.GiveBitmaps(1);
   Fill(world);
-  BoundTensor& empty = TensorOf(world, 1, "w");
+  BoundTensor& empty = world.Tensor(1, "w");
   ASSERT_EQ(empty.size_bytes, 0);
   empty.changes[0] = 0x12345678;
   ASSERT_TRUE(world.Start().ok());

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "refit/local_transport.h"
 #include "runner/checked_run.h"
 #include "runner/rank_threads.h"
+#include "tests/executor/all_ok.h"
 
 namespace refit {
 
@@ -128,7 +130,7 @@ class DeltaWorld {
     return statuses;
   }
 
-  absl::Status AllOk(const std::vector<absl::Status>& statuses) {
+  static absl::Status FirstFailure(const std::vector<absl::Status>& statuses) {
     for (const absl::Status& status : statuses) {
       if (!status.ok()) return status;
     }
@@ -136,11 +138,11 @@ class DeltaWorld {
   }
 
   absl::Status Connect() {
-    return AllOk(OnAllRanks(
+    return FirstFailure(OnAllRanks(
         [&](int32_t rank) { return executor(rank).Connect(kTimeout); }));
   }
   absl::Status Bind() {
-    return AllOk(OnAllRanks([&](int32_t rank) {
+    return FirstFailure(OnAllRanks([&](int32_t rank) {
       return executor(rank).Bind(tensors[rank], kTimeout);
     }));
   }
@@ -157,8 +159,17 @@ class DeltaWorld {
   std::vector<absl::Status> Refits(RunOptions options = {}) {
     return OnAllRanks([&](int32_t rank) { return RefitOf(rank, options); });
   }
-  absl::Status Refit(RunOptions options = {}) { return AllOk(Refits(options)); }
+  absl::Status Refit(RunOptions options = {}) {
+    return FirstFailure(Refits(options));
+  }
 
+  BoundTensor& Tensor(int32_t rank, std::string_view name) {
+    for (BoundTensor& tensor : tensors[rank]) {
+      if (tensor.name == name) return tensor;
+    }
+    ADD_FAILURE() << name;
+    return tensors[rank].front();
+  }
   Executor& executor(int32_t rank) { return *executors_[rank]; }
   const DeltaReport& report(int32_t rank = 0) {
     return executor(rank).delta_report().value();

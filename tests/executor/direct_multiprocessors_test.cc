@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "refit/local_transport.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/executor/observed_device.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -31,8 +32,16 @@ DeviceUse AtMost(uint32_t multiprocessors) {
 }
 
 // Notes how GPUs would be used by the batches that are enqueued.
-class NotingDevice : public HostDevice {
+class NotingDevice : public ObservedDevice {
  public:
+  NotingDevice() {
+    on_enqueue = [this](const Enqueued& enqueued) {
+      std::lock_guard lock(mutex_);
+      if (enqueued.copies) noted_.insert(enqueued.use);
+      return true;
+    };
+  }
+
   bool copies_in_bulk = false;
   std::atomic<int> streams = 0;  // made
 
@@ -41,18 +50,6 @@ class NotingDevice : public HostDevice {
     return HostDevice::CreateStream();
   }
   bool CopiesInBulk() const override { return copies_in_bulk; }
-  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> table,
-      absl::Span<const CopyBatch> batches) override {
-    auto prepared = HostDevice::Prepare(table, batches);
-    if (!prepared.ok()) return prepared.status();
-    std::vector<bool> copies;
-    for (const CopyBatch& batch : batches) {
-      copies.push_back(!batch.copies.empty());
-    }
-    return std::make_unique<Noting>(*this, *std::move(prepared),
-                                    std::move(copies));
-  }
 
   // Of batches that copy, since the last call.
   Uses Noted() {
@@ -61,67 +58,24 @@ class NotingDevice : public HostDevice {
   }
 
  private:
-  class Noting : public PreparedCopies {
-   public:
-    Noting(NotingDevice& device, std::unique_ptr<PreparedCopies> prepared,
-           std::vector<bool> copies)
-        : device_(device),
-          prepared_(std::move(prepared)),
-          copies_(std::move(copies)) {}
-    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         const DeviceUse& use) override {
-      Note(batch, use);
-      return prepared_->Enqueue(batch, stream, unless, use);
-    }
-    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless,
-                             const DeviceUse& use) override {
-      Note(batch, use);
-      return prepared_->EnqueueStep(batch, step, stream, unless, use);
-    }
-
-   private:
-    void Note(size_t batch, const DeviceUse& use) {
-      if (!copies_[batch]) return;
-      std::lock_guard lock(device_.mutex_);
-      device_.noted_.insert(use);
-    }
-
-    NotingDevice& device_;
-    const std::unique_ptr<PreparedCopies> prepared_;
-    const std::vector<bool> copies_;
-  };
-
   std::mutex mutex_;
   Uses noted_;
 };
 
-class NotedWorld : public ExecutorWorld {
+class NotedWorld : public LocalWorld {
  public:
   NotedWorld(const PlanFile& plan, NotingDevice& device)
-      : NotedWorld(plan, device,
-                   std::make_shared<LocalFabric>(plan.world_size())) {}
+      : LocalWorld(plan, {.device = &device}) {}
 
   // How a refit's copies used a GPU.
   Uses Refit(NotingDevice& device, uint32_t direct_multiprocessors) {
     device.Noted();
-    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           RunOptions options = {.timeout = kTimeout};
-           options.direct_multiprocessors = direct_multiprocessors;
-           return ExecutorWorld::Refit(rank, options);
-         })) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(OnAllRanks([&](int32_t rank) {
+      RunOptions options = {.timeout = kTimeout};
+      options.direct_multiprocessors = direct_multiprocessors;
+      return ExecutorWorld::Refit(rank, options);
+    })));
     return device.Noted();
-  }
-
- private:
-  NotedWorld(const PlanFile& plan, NotingDevice& device,
-             const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank), {.device = &device});
-    }
   }
 };
 

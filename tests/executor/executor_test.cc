@@ -12,11 +12,10 @@
 #include "plan/enum_text.h"
 #include "plan/schedule/rank_schedule.h"
 #include "refit/host_device.h"
-#include "refit/local_transport.h"
 #include "runner/checked_run.h"
 #include "runner/rank_threads.h"
 #include "runner/value_check.h"
-#include "tests/executor/executor_world.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -108,23 +107,13 @@ TEST(ExecutorTest, EveryElementSizeIsRight) {
   }
 }
 
-// The ranks share a LocalFabric.
-class World : public ExecutorWorld {
+// One rank has another plan than the others.
+class TwoPlansWorld : public LocalWorld {
  public:
-  explicit World(const PlanFile& plan) : World(plan, plan, 0) {}
-
-  // One rank with another plan.
-  World(const PlanFile& plan, const PlanFile& other, int32_t other_rank)
-      : World(plan, other, other_rank,
-              std::make_shared<LocalFabric>(plan.world_size())) {}
-
- private:
-  World(const PlanFile& plan, const PlanFile& other, int32_t other_rank,
-        const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
+  TwoPlansWorld(const PlanFile& plan, const PlanFile& other, int32_t other_rank)
+      : LocalWorld(plan.world_size()) {
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(rank == other_rank ? other : plan,
-              *fabric->CreateTransport(rank));
+      AddLocalRank(rank == other_rank ? other : plan);
     }
   }
 };
@@ -132,10 +121,8 @@ class World : public ExecutorWorld {
 TEST(ExecutorTest, RanksWithDifferentPlansRefuseToConnect) {
   const PlanFile plan = ReshardPlan({.rows = 8}).Open();
   const PlanFile other = ReshardPlan({.rows = 16}).Open();
-  World world(plan, other, 3);
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Connect(kTimeout);
-       })) {
+  TwoPlansWorld world(plan, other, 3);
+  for (const absl::Status& status : world.ConnectAll()) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_NE(status.message().find("plan digest differs: "), std::string::npos)
         << status;
@@ -167,31 +154,23 @@ TEST(ExecutorTest, LoadRefusesARankOutsideThePlan) {
 
 TEST(ExecutorTest, RankThatRefusesItsTensorsStopsAllOthers) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   std::vector<BoundTensor> kept = world.tensors[1];
   world.tensors[1].clear();
-  const auto bind_all = [&] {
-    return world.OnAllRanks([&](int32_t rank) {
-      return world.executor(rank).Bind(world.tensors[rank], kTimeout);
-    });
-  };
-  world.OnAllRanks(
-      [&](int32_t rank) { return world.executor(rank).Connect(kTimeout); });
-  const std::vector<absl::Status> refused = bind_all();
+  world.ConnectAll();
+  const std::vector<absl::Status> refused = world.BindAll();
   EXPECT_EQ(refused[0].message(),
             "rank 0: rank 1 cannot go on; its own error says why");
   EXPECT_EQ(refused[1].message().find("rank 1 cannot bind, 2 problems"), 0)
       << refused[1];
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kConnected);
   world.tensors[1] = kept;
-  for (const absl::Status& status : bind_all()) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.BindAll()));
 }
 
 TEST(ExecutorTest, StepsOutOfOrderAreRefused) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   EXPECT_EQ(world.executor(0).Run(nullptr, {}).message(),
             "rank 0: Run while loaded: connect and bind first");
   EXPECT_EQ(world.executor(0).Bind({}).message(),
@@ -203,7 +182,7 @@ TEST(ExecutorTest, StepsOutOfOrderAreRefused) {
 
 TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck check(plan);
   check.FillSources(world.tensors);
@@ -225,10 +204,7 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
     EXPECT_FALSE(failed[rank].ok());
     EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
   }
-  for (const absl::Status& status :
-       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.RefitAll()));
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
@@ -237,7 +213,7 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
 // not called once would stay one call behind.
 TEST(ExecutorTest, RanksThatWereNotCalledJoinAtConnect) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck check(plan);
   check.FillSources(world.tensors);
@@ -250,23 +226,16 @@ TEST(ExecutorTest, RanksThatWereNotCalledJoinAtConnect) {
   for (const int32_t rank : {1, 2, 3, 0}) {
     EXPECT_FALSE(world.Refit(rank, soon).ok());
   }
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Connect(kTimeout);
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.ConnectAll()));
   EXPECT_EQ(world.executor(1).state(), ExecutorState::kTorn);
   check.PoisonDestinations(world.tensors);
-  for (const absl::Status& status :
-       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.RefitAll()));
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
 
 TEST(ExecutorTest, AddressesOfAnotherNumberAreRefusedOnThatRankAlone) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const std::vector<const void*> more(world.tensors[0].size() + 1);
   for (const size_t count : {size_t{0}, more.size()}) {
@@ -324,11 +293,13 @@ class RecordingDevice : public HostDevice {
 };
 
 // Of four ranks, as ReshardPlan has them.
-class RecordingWorld : public ExecutorWorld {
+class RecordingWorld : public LocalWorld {
  public:
   explicit RecordingWorld(const PlanFile& plan, ExecutorOptions options = {})
-      : RecordingWorld(plan, options,
-                       std::make_shared<LocalFabric>(plan.world_size())) {}
+      : LocalWorld(plan.world_size()) {
+    if (options.device == nullptr) options.device = &recording;
+    AddLocalRanks(plan, [&](int32_t) { return options; });
+  }
 
   // How many ranks launched a graph, in each of so many refits.
   std::vector<uint64_t> LaunchesOf(const PlanFile& plan, int refits) {
@@ -345,16 +316,6 @@ class RecordingWorld : public ExecutorWorld {
   }
 
   RecordingDevice recording;
-
- private:
-  RecordingWorld(const PlanFile& plan, ExecutorOptions options,
-                 const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    if (options.device == nullptr) options.device = &recording;
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
-  }
 };
 
 using Launches = std::vector<uint64_t>;
@@ -372,7 +333,7 @@ TEST(ExecutorTest, DirectRefitsAreAGraphAfterBind) {
   EXPECT_EQ(world.LaunchesOf(plan, 4), (Launches{ranks, ranks, ranks, ranks}));
   EXPECT_EQ(world.recording.recordings, plan.world_size());
   // What was counted is as without.
-  World direct(plan);
+  LocalWorld direct(plan);
   direct.Bind();
   direct.ExpectEveryElementRight(plan);
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -399,11 +360,7 @@ TEST(ExecutorTest, BindMakesAnotherGraph) {
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
   EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Bind(world.tensors[rank], kTimeout);
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.BindAll()));
   EXPECT_EQ(world.recording.recordings, 2 * plan.world_size());
   EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
   EXPECT_EQ(world.recording.recordings, 2 * plan.world_size());
@@ -415,11 +372,7 @@ TEST(ExecutorTest, ConnectMakesAnotherGraph) {
   world.Bind();
   const auto ranks = static_cast<uint64_t>(plan.world_size());
   EXPECT_EQ(world.LaunchesOf(plan, 1), (Launches{ranks}));
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Connect(kTimeout);
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.ConnectAll()));
   EXPECT_EQ(world.LaunchesOf(plan, 2), (Launches{ranks, ranks}));
   EXPECT_EQ(world.recording.recordings, 2 * plan.world_size());
 }
@@ -430,13 +383,11 @@ TEST(ExecutorTest, AnotherNumberOfMultiprocessorsIsRecordedAnew) {
   RecordingWorld world(plan);
   world.Bind();
   const auto refit = [&](uint32_t of_rank_1) {
-    for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-           RunOptions options = {.timeout = kTimeout};
-           options.direct_multiprocessors = rank == 1 ? of_rank_1 : 0;
-           return world.Refit(rank, options);
-         })) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
+      RunOptions options = {.timeout = kTimeout};
+      options.direct_multiprocessors = rank == 1 ? of_rank_1 : 0;
+      return world.Refit(rank, options);
+    })));
     return world.recording.recordings - plan.world_size();
   };
   EXPECT_EQ(refit(0), 0);
@@ -459,11 +410,7 @@ TEST(ExecutorTest, RefitsThatCannotBeRecordedGoOnWithout) {
   EXPECT_EQ(world.executor(1).notices(), noticed);
   // Another Connect tries again.
   world.recording.refuses = false;
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Connect(kTimeout);
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.ConnectAll()));
   EXPECT_EQ(world.LaunchesOf(plan, 1),
             (Launches{static_cast<uint64_t>(plan.world_size())}));
   EXPECT_TRUE(world.executor(1).notices().empty());
@@ -501,52 +448,33 @@ class LoggingDevice : public HostDevice {
   std::vector<Entry> log;  // of the one rank that uses the device
 };
 
-class LoggingWorld : public ExecutorWorld {
- public:
-  explicit LoggingWorld(const PlanFile& plan)
-      : LoggingWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
-
-  LoggingDevice logging;  // of rank 0
-
- private:
-  LoggingWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      ExecutorOptions options;
-      options.graph = false;
-      if (rank == 0) options.device = &logging;
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
-  }
-};
-
 TEST(ExecutorTest, RefitOnAnotherStreamStartsAfterTheOneBefore) {
   const PlanFile plan = ReshardPlan({}).Open();
-  LoggingWorld world(plan);
+  LoggingDevice logging;
+  LocalWorld world(plan, [&](int32_t rank) -> ExecutorOptions {
+    return {.device = rank == 0 ? &logging : nullptr, .graph = false};
+  });
   world.Bind();
   const auto first = reinterpret_cast<Stream>(8);
   const auto second = reinterpret_cast<Stream>(16);
   const auto run = [&](Stream stream) {
-    world.logging.log.clear();
-    for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-           return world.executor(rank).Run(stream, {});
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    logging.log.clear();
+    ASSERT_TRUE(AllOk(world.OnAllRanks(
+        [&](int32_t rank) { return world.executor(rank).Run(stream, {}); })));
   };
   run(first);
-  const LoggingDevice::Entry end = world.logging.log.back();
+  const LoggingDevice::Entry end = logging.log.back();
   EXPECT_FALSE(end.awaits);
   EXPECT_EQ(end.stream, first);
   run(second);
-  const LoggingDevice::Entry begin = world.logging.log.front();
+  const LoggingDevice::Entry begin = logging.log.front();
   EXPECT_EQ(begin.event, end.event);
   EXPECT_TRUE(begin.awaits);
   EXPECT_EQ(begin.stream, second);
   EXPECT_TRUE(world.executor(0).Wait().ok());
   // Nothing to wait for any more.
   run(first);
-  EXPECT_FALSE(world.logging.log.front().awaits);
+  EXPECT_FALSE(logging.log.front().awaits);
 }
 
 TEST(ExecutorTest, NothingIsRecordedUnasked) {
@@ -626,8 +554,7 @@ TEST(ExecutorTest, MeasurementThatFailsLeavesTheRefitTorn) {
   BrokenTimerDevice broken;
   RecordingWorld world(plan, {.device = &broken, .time_rounds = true});
   world.Bind();
-  for (const absl::Status& status :
-       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
+  for (const absl::Status& status : world.RefitAll()) {
     EXPECT_NE(status.message().find("the timer is broken"), std::string::npos)
         << status;
   }
@@ -659,30 +586,12 @@ class WatchingDevice : public HostDevice {
   std::optional<size_t> gone;
 };
 
-class WatchedWorld : public ExecutorWorld {
- public:
-  explicit WatchedWorld(const PlanFile& plan, bool watch = true)
-      : WatchedWorld(plan, watch,
-                     std::make_shared<LocalFabric>(plan.world_size())) {}
-
-  WatchingDevice watching;  // rank 1's
-
- private:
-  WatchedWorld(const PlanFile& plan, bool watch,
-               const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      ExecutorOptions options;
-      options.watch_memory = watch;
-      if (rank == 1) options.device = &watching;
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
-  }
-};
-
 TEST(ExecutorTest, FreedMemoryFailsTheRefitUntilItIsBound) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
-  WatchedWorld world(plan);
+  WatchingDevice watching;
+  LocalWorld world(plan, [&](int32_t rank) -> ExecutorOptions {
+    return {.device = rank == 1 ? &watching : nullptr};
+  });
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const std::vector<Notice> noticed = {
@@ -692,31 +601,31 @@ TEST(ExecutorTest, FreedMemoryFailsTheRefitUntilItIsBound) {
                "notice"}};
   EXPECT_EQ(world.executor(1).notices(), noticed);
   EXPECT_TRUE(world.executor(0).notices().empty());
-  world.watching.gone = 2;
-  const auto failed =
-      world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });
+  watching.gone = 2;
+  const auto failed = world.RefitAll();
   EXPECT_EQ(failed[1].code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(failed[1].message(), "rank 1: the memory of \"" +
                                      world.tensors[1][2].name +
                                      "\" was freed since Bind");
   EXPECT_FALSE(failed[0].ok());
   EXPECT_EQ(world.executor(1).state(), ExecutorState::kTorn);
-  world.watching.gone = std::nullopt;
+  watching.gone = std::nullopt;
   EXPECT_TRUE(world.executor(1).Bind(world.tensors[1]).ok());
   world.ExpectEveryElementRight(plan);
 }
 
 TEST(ExecutorTest, MemoryIsNotWatchedIfRefused) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
-  WatchedWorld world(plan, /*watch=*/false);
-  world.watching.gone = 2;
+  WatchingDevice watching;
+  watching.gone = 2;
+  LocalWorld world(plan, {.device = &watching, .watch_memory = false});
   world.Bind();
   world.ExpectEveryElementRight(plan);
 }
 
 TEST(ExecutorTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const auto statuses = world.OnAllRanks([&](int32_t rank) {
     RunOptions options;
@@ -736,7 +645,7 @@ TEST(ExecutorTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {
 
 TEST(ExecutorTest, RankMayBindAgainAlone) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   std::vector<std::vector<std::byte>> elsewhere;
   for (BoundTensor& tensor : world.tensors[3]) {
@@ -747,17 +656,14 @@ TEST(ExecutorTest, RankMayBindAgainAlone) {
   const ValueCheck check(plan);
   check.FillSources(world.tensors);
   check.PoisonDestinations(world.tensors);
-  for (const absl::Status& status :
-       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.RefitAll()));
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
 
 TEST(ExecutorTest, DirectPlanBindsAgainOnAllRanksTogether) {
   const PlanFile plan =
       ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   EXPECT_EQ(world.executor(3)
                 .Bind(world.tensors[3], std::chrono::milliseconds(100))
@@ -774,25 +680,18 @@ TEST(ExecutorTest, DirectPlanBindsAgainOnAllRanksTogether) {
                      : world.executor(rank).Bind(
                            world.tensors[rank], std::chrono::milliseconds(100));
   });
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Bind(world.tensors[rank], kTimeout);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world.BindAll()));
   const ValueCheck check(plan);
   check.FillSources(world.tensors);
   check.PoisonDestinations(world.tensors);
-  for (const absl::Status& status :
-       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.RefitAll()));
   EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
 
 TEST(ExecutorTest, ReceiverThatDoesNotComeFailsADirectRefitAtTheDeadline) {
   const PlanFile plan =
       ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const auto statuses = world.OnAllRanks([&](int32_t rank) {
     RunOptions options;
@@ -813,7 +712,7 @@ TEST(ExecutorTest, ReceiverThatDoesNotComeFailsADirectRefitAtTheDeadline) {
 TEST(ExecutorTest, SenderThatDoesNotComeFailsADirectRefitAtTheDeadline) {
   const PlanFile plan =
       ReshardPlan({.layers = 3, .mechanism = fb::Mechanism::kDirect}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const auto statuses = world.OnAllRanks([&](int32_t rank) {
     RunOptions options;
@@ -921,21 +820,18 @@ TEST(RankScheduleTest, DirectMessagesThatAreSentAreCutAlikeAtBothEnds) {
 
 TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {
   const PlanFile plan = ReshardPlan({}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
   EXPECT_FALSE(world.executor(0).Bind({}).ok());
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
-  for (const absl::Status& status :
-       world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.RefitAll()));
 }
 
 TEST(ExecutorTest, CountersTellWhatARefitMoved) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
-  World world(plan);
+  LocalWorld world(plan);
   world.Bind();
-  world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });
+  world.RefitAll();
   const RunCounters& counters = world.executor(0).counters();
   EXPECT_EQ(counters.rounds, 3);
   EXPECT_EQ(counters.messages_sent, 6);
@@ -950,11 +846,11 @@ TEST(ExecutorTest, CountersTellHowBytesTravelled) {
     const PlanFile plan =
         ReshardPlan({.layers = 3, .mechanism = mechanism}).Open();
     const fb::Route route = plan.body().rounds()->Get(0)->route();
-    World world(plan);
+    LocalWorld world(plan);
     world.Bind();
     // Twice: they are of the last refit.
     for (int i = 0; i < 2; ++i) {
-      world.OnAllRanks([&](int32_t rank) { return world.Refit(rank, {}); });
+      world.RefitAll();
     }
     RunCounters sum;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -980,27 +876,10 @@ class CapturingDevice : public HostDevice {
   bool is_capturing = false;
 };
 
-class CapturingWorld : public ExecutorWorld {
- public:
-  CapturingWorld(const PlanFile& plan, CapturingDevice& device)
-      : CapturingWorld(plan, device,
-                       std::make_shared<LocalFabric>(plan.world_size())) {}
-
- private:
-  CapturingWorld(const PlanFile& plan, CapturingDevice& device,
-                 const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank),
-              ExecutorOptions{.device = &device});
-    }
-  }
-};
-
 TEST(ExecutorTest, NoDigestIsCaptured) {
   const PlanFile plan = ReshardPlan({}).Open();
   CapturingDevice device;
-  CapturingWorld world(plan, device);
+  LocalWorld world(plan, {.device = &device});
   world.Bind();
   device.is_capturing = true;
   const absl::Status refused = world.executor(1).Digest().status();
@@ -1016,23 +895,19 @@ TEST(ExecutorTest, NoDigestIsCaptured) {
 TEST(ExecutorTest, NoRefitIsCapturedWhileOneIsUnderWay) {
   const PlanFile plan = ReshardPlan({}).Open();
   CapturingDevice device;
-  CapturingWorld world(plan, device);
+  LocalWorld world(plan, {.device = &device});
   world.Bind();
   const RunOptions options = {.timeout = ExecutorWorld::kTimeout};
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Run(nullptr, options);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
+    return world.executor(rank).Run(nullptr, options);
+  })));
   device.is_capturing = true;
   const absl::Status refused = world.executor(0).Run(nullptr, options);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(refused.message(),
             "rank 0: a refit is under way; Wait for it before one is captured");
-  for (const absl::Status& status : world.OnAllRanks(
-           [&](int32_t rank) { return world.executor(rank).Wait(); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.OnAllRanks(
+      [&](int32_t rank) { return world.executor(rank).Wait(); })));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "runner/checked_run.h"
 #include "runner/rank_threads.h"
 #include "runner/value_check.h"
+#include "tests/executor/all_ok.h"
 
 namespace refit {
 
@@ -35,17 +36,28 @@ class ExecutorWorld {
   }
 
   void Bind() {
-    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           absl::Status s = executor(rank).Connect(kTimeout);
-           return s.ok() ? executor(rank).Bind(tensors[rank], kTimeout) : s;
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(OnAllRanks([&](int32_t rank) {
+      absl::Status s = executor(rank).Connect(kTimeout);
+      return s.ok() ? executor(rank).Bind(tensors[rank], kTimeout) : s;
+    })));
+  }
+
+  std::vector<absl::Status> ConnectAll() {
+    return OnAllRanks(
+        [&](int32_t rank) { return executor(rank).Connect(kTimeout); });
+  }
+  std::vector<absl::Status> BindAll() {
+    return OnAllRanks([&](int32_t rank) {
+      return executor(rank).Bind(tensors[rank], kTimeout);
+    });
   }
 
   absl::Status Refit(int32_t rank, const RunOptions& options) {
     absl::Status status = executor(rank).Run(nullptr, options);
     return status.ok() ? executor(rank).Wait() : status;
+  }
+  std::vector<absl::Status> RefitAll(const RunOptions& options = {}) {
+    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
   }
 
   // A refit of `plan` that must succeed, with every element checked.
@@ -55,10 +67,7 @@ class ExecutorWorld {
     check.PoisonDestinations(tensors);
     RunOptions options;
     options.timeout = kTimeout;
-    for (const absl::Status& status :
-         OnAllRanks([&](int32_t rank) { return Refit(rank, options); })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(RefitAll(options)));
     const CheckResult result = check.Check(tensors);
     EXPECT_EQ(result.wrong_elements, 0);
     for (const std::string& mismatch : result.mismatches) {
@@ -71,7 +80,7 @@ class ExecutorWorld {
     RunOptions options;
     options.timeout = kTimeout;
     options.check = true;
-    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
+    return RefitAll(options);
   }
 
   // Three such refits of `plan` in a row, with every element checked.
@@ -80,11 +89,21 @@ class ExecutorWorld {
     check.FillSources(tensors);
     for (int i = 0; i < 3; ++i) {
       check.PoisonDestinations(tensors);
-      for (const absl::Status& status : CheckedRefit()) {
-        ASSERT_TRUE(status.ok()) << status;
-      }
+      ASSERT_TRUE(AllOk(CheckedRefit()));
       EXPECT_EQ(check.Check(tensors).wrong_elements, 0);
     }
+  }
+
+  // What the destinations of `plan` hold, tensor by tensor.
+  std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
+    std::vector<std::vector<std::byte>> bytes;
+    for (int32_t r = plan.source_ranks(); r < plan.world_size(); ++r) {
+      for (const BoundTensor& tensor : tensors[r]) {
+        const auto* data = static_cast<const std::byte*>(tensor.data);
+        bytes.emplace_back(data, data + tensor.size_bytes);
+      }
+    }
+    return bytes;
   }
 
   // Its executor and transport end.

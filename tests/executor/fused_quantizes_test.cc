@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -16,9 +16,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/schedule/copy_batches.h"
-#include "refit/local_transport.h"
 #include "tests/executor/host_batches.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/executor/observed_device.h"
 #include "tests/sanitizers.h"
 
 namespace refit {
@@ -261,24 +262,9 @@ TEST(FusedQuantizesTest, ReadsOfSeveralTensorsKeepAllOperations) {
   EXPECT_EQ(fuse(false, true), std::vector<bool>({false, false}));
 }
 
-class FusedWorld : public ExecutorWorld {
+class FusedWorld : public LocalWorld {
  public:
-  // `device`: of all ranks; null: the world's.
-  explicit FusedWorld(const PlanFile& plan, Device* device = nullptr,
-                      bool time_rounds = false)
-      : FusedWorld(plan, device, time_rounds,
-                   std::make_shared<LocalFabric>(plan.world_size())) {}
-
-  std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
-    std::vector<std::vector<std::byte>> bytes;
-    for (int32_t r = plan.source_ranks(); r < plan.world_size(); ++r) {
-      for (const BoundTensor& tensor : tensors[r]) {
-        const auto* data = static_cast<const std::byte*>(tensor.data);
-        bytes.emplace_back(data, data + tensor.size_bytes);
-      }
-    }
-    return bytes;
-  }
+  using LocalWorld::LocalWorld;
 
   // Of all ranks: the elements that are quantized into peers' tensors.
   uint64_t Refit(const PlanFile& plan, uint32_t multiprocessors) {
@@ -286,28 +272,13 @@ class FusedWorld : public ExecutorWorld {
     RunOptions options;
     options.timeout = kTimeout;
     options.direct_multiprocessors = multiprocessors;
-    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           return ExecutorWorld::Refit(rank, options);
-         })) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(OnAllRanks(
+        [&](int32_t rank) { return ExecutorWorld::Refit(rank, options); })));
     uint64_t fused = 0;
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       fused += executor(rank).counters().fused_elements;
     }
     return fused;
-  }
-
- private:
-  FusedWorld(const PlanFile& plan, Device* device, bool time_rounds,
-             const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    ExecutorOptions options;
-    options.device = device;
-    options.time_rounds = time_rounds;
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
   }
 };
 
@@ -372,9 +343,7 @@ TEST(FusedQuantizesTest, RandomRefitsAreThoseThroughScratch) {
       EXPECT_TRUE(world.Destinations(plan) == bytes);
     }
     check.PoisonDestinations(world.tensors);
-    for (const absl::Status& status : world.CheckedRefit()) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world.CheckedRefit()));
     EXPECT_TRUE(world.Destinations(plan) == bytes);
   }
   // Compilers draw differently, so few draws may miss what is rare.
@@ -419,7 +388,7 @@ TEST(FusedQuantizesTest, StagedRoundsDoNotWaitForWhatIsNotLaunched) {
  "vocab_size": 40, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
  "model_type": "qwen3", "intermediate_size": 512})");
   CapturedEventsDevice device;
-  FusedWorld world(plan, &device);
+  LocalWorld world(plan, {.device = &device});
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const RunCounters& first = world.executor(0).counters();
@@ -427,55 +396,6 @@ TEST(FusedQuantizesTest, StagedRoundsDoNotWaitForWhatIsNotLaunched) {
   EXPECT_GT(first.by(fb::Route::kNetwork, fb::Mechanism::kStaged).bytes_sent,
             0);
 }
-
-// Notes the batches that are enqueued and move something, in order.
-class LaunchNotingDevice : public HostDevice {
- public:
-  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> table,
-      absl::Span<const CopyBatch> batches) override {
-    class Prepared : public PreparedCopies {
-     public:
-      Prepared(std::unique_ptr<PreparedCopies> copies,
-               absl::Span<const CopyBatch> batches, LaunchNotingDevice& device)
-          : copies_(std::move(copies)), device_(device) {
-        for (const CopyBatch& batch : batches) {
-          kinds_.push_back(batch.kind);
-          is_empty_.push_back(
-              batch.kind == CopyKind::kZero ||
-              (batch.copies.empty() && batch.quantizes.empty()));
-        }
-      }
-      absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                           const DeviceUse& use) override {
-        if (!is_empty_[batch]) {
-          std::lock_guard lock(device_.mutex_);
-          device_.launches.push_back(kinds_[batch]);
-        }
-        return copies_->Enqueue(batch, stream, unless, use);
-      }
-      absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                               const uint32_t* unless,
-                               const DeviceUse& use) override {
-        return copies_->EnqueueStep(batch, step, stream, unless, use);
-      }
-
-     private:
-      const std::unique_ptr<PreparedCopies> copies_;
-      std::vector<CopyKind> kinds_;
-      std::vector<bool> is_empty_;
-      LaunchNotingDevice& device_;
-    };
-    auto prepared = HostDevice::Prepare(table, batches);
-    if (!prepared.ok()) return prepared.status();
-    return std::make_unique<Prepared>(*std::move(prepared), batches, *this);
-  }
-
-  std::vector<CopyKind> launches;  // without zeroes and digests
-
- private:
-  std::mutex mutex_;
-};
 
 // One source stores all that it has, in rounds that nobody waits for.
 PlanFile PlanOfWaves() {
@@ -494,11 +414,17 @@ TEST(FusedQuantizesTest, RoundsWithoutFencesBetweenThemAreOneLaunch) {
   const size_t rounds = plan.body().rounds()->size();
   ASSERT_GT(rounds, 3);
   for (const bool time_rounds : {false, true}) {
-    LaunchNotingDevice device;
-    FusedWorld world(plan, &device, time_rounds);
+    ObservedDevice device;
+    std::atomic<size_t> launches = 0;  // that move something
+    device.on_enqueue = [&](const ObservedDevice::Enqueued& enqueued) {
+      launches += !enqueued.is_step && enqueued.kind != CopyKind::kZero &&
+                  (enqueued.copies || enqueued.quantizes);
+      return true;
+    };
+    LocalWorld world(plan, {.device = &device, .time_rounds = time_rounds});
     world.Bind();
     world.ExpectEveryElementRight(plan);
-    EXPECT_EQ(device.launches.size(), time_rounds ? rounds : 1);
+    EXPECT_EQ(launches, time_rounds ? rounds : 1);
   }
 }
 

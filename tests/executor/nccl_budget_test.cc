@@ -103,11 +103,7 @@ TEST_F(NcclBudgetTest, RoundOverTheBudgetHangsAndEndsAtTheDeadline) {
 
   // The same plan, below the budget.
   fake_nccl_set_budget(fake_nccl_largest_group());
-  for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-         return world.executor(rank).Connect(ExecutorWorld::kTimeout);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world.ConnectAll()));
   world.ExpectEveryElementRight(plan);
 }
 

@@ -14,6 +14,7 @@
 #include "refit/interruption.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/executor/observed_device.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -69,11 +70,7 @@ class NcclFailureTest : public testing::Test {
     for (const absl::Status& status : RefitOnAll(kAmple)) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     }
-    for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-           return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world_->ConnectAll()));
     world_->ExpectEveryElementRight(plan_);
     for (int32_t rank = 0; rank < world_->world_size(); ++rank) {
       EXPECT_EQ(world_->executor(rank).state(), ExecutorState::kBound);
@@ -232,11 +229,7 @@ TEST_F(NcclFailureTest, RankThatLeftRefitsOutConnectsWithTheOthers) {
     });
   }
   EXPECT_EQ(world_->executor(3).state(), ExecutorState::kBound);
-  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-         return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world_->ConnectAll()));
   EXPECT_EQ(world_->executor(3).state(), ExecutorState::kTorn);
   world_->ExpectEveryElementRight(plan_);
   EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
@@ -407,49 +400,21 @@ TEST_F(NcclFailureTest, CorruptedByteIsSeenByTheCheck) {
   fake_nccl_corrupt_at(0, 1, 7);
   const ValueCheck check(plan_);
   check.FillSources(world_->tensors);
-  for (const absl::Status& status : world_->OnAllRanks(
-           [&](int32_t rank) { return world_->Refit(rank, {}); })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world_->RefitAll()));
   EXPECT_EQ(check.Check(world_->tensors).wrong_elements, 1);
 }
 
 // Its threads capture a caller's graph while they say so. Nothing is copied
 // then.
-class CapturingDevice : public HostDevice {
+class CapturingDevice : public ObservedDevice {
  public:
+  CapturingDevice() {
+    on_enqueue = [](const Enqueued&) { return !is_capturing; };
+  }
   bool IsHost() const override { return false; }
   absl::StatusOr<bool> IsCapturing(Stream) override { return is_capturing; }
-  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> table,
-      absl::Span<const CopyBatch> batches) override {
-    auto prepared = HostDevice::Prepare(table, batches);
-    if (!prepared.ok()) return prepared.status();
-    return std::make_unique<Copies>(*std::move(prepared));
-  }
 
   static thread_local bool is_capturing;
-
- private:
-  class Copies : public PreparedCopies {
-   public:
-    explicit Copies(std::unique_ptr<PreparedCopies> copies)
-        : copies_(std::move(copies)) {}
-    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         const DeviceUse&) override {
-      return is_capturing ? absl::OkStatus()
-                          : copies_->Enqueue(batch, stream, unless);
-    }
-    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless,
-                             const DeviceUse&) override {
-      return is_capturing ? absl::OkStatus()
-                          : copies_->EnqueueStep(batch, step, stream, unless);
-    }
-
-   private:
-    const std::unique_ptr<PreparedCopies> copies_;
-  };
 };
 
 thread_local bool CapturingDevice::is_capturing = false;
@@ -486,11 +451,7 @@ TEST_F(NcclFailureTest, FailureWhileAGroupIsCapturedLetsItEnd) {
   EXPECT_EQ(left_in_capture, 0);
   EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
   fake_nccl_set_capture_delay(0);
-  for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
-         return world_->executor(rank).Connect(ExecutorWorld::kTimeout);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world_->ConnectAll()));
   world_->ExpectEveryElementRight(plan_);
   world_.reset();
 }

@@ -80,7 +80,7 @@ class NcclTransportTest : public testing::Test {
 
 TEST_F(NcclTransportTest, PlanWithoutStagedRoundsNeedsNoCommunicator) {
   MakeWorld({0, 0});
-  for (const absl::Status& status : Connect()) EXPECT_TRUE(status.ok());
+  EXPECT_TRUE(AllOk(Connect()));
   EXPECT_EQ(fake_nccl_live_communicators(), 0);
 }
 
@@ -88,7 +88,7 @@ TEST_F(NcclTransportTest, OneCommunicatorPerDomainThatStagesInside) {
   MakeWorld({0, 1, 0, 1, 2, 2});
   AddEdge(0, 2, fb::Route::kPeer);
   AddEdge(1, 3, fb::Route::kLocal);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   EXPECT_EQ(fake_nccl_live_communicators(), 4);
   EXPECT_EQ(fake_nccl_lazy_connects(), 2);
 }
@@ -96,7 +96,7 @@ TEST_F(NcclTransportTest, OneCommunicatorPerDomainThatStagesInside) {
 TEST_F(NcclTransportTest, OneCommunicatorOverAllRanksForTheNetwork) {
   MakeWorld({0, 1, 0});
   AddEdge(0, 1, fb::Route::kNetwork);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   EXPECT_EQ(fake_nccl_live_communicators(), 3);
   EXPECT_EQ(fake_nccl_lazy_connects(), 1);
 }
@@ -113,7 +113,7 @@ TEST_F(NcclTransportTest, EdgesAreTouchedInTurnsThatNobodyWaitsInForEver) {
       ++edges;
     }
   }
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   EXPECT_EQ(fake_nccl_lazy_connects(), edges);
   EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
 }
@@ -123,7 +123,7 @@ TEST_F(NcclTransportTest, ConnectAgainLeavesNoOldCommunicator) {
   AddEdge(0, 1, fb::Route::kPeer);
   AddEdge(1, 2, fb::Route::kNetwork);
   for (int times = 0; times < 3; ++times) {
-    for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+    ASSERT_TRUE(AllOk(Connect()));
     EXPECT_EQ(fake_nccl_live_communicators(), 5);
   }
   ends_.clear();
@@ -158,7 +158,7 @@ TEST_F(NcclTransportTest, KeyForEncryptionIsGivenOnlyWhereItIsWanted) {
     AddEdge(0, 1, fb::Route::kPeer);
     AddEdge(1, 2, fb::Route::kNetwork);
     for (int times = 0; times < 2; ++times) {
-      for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+      EXPECT_TRUE(AllOk(Connect()));
     }
     EXPECT_EQ(std::string(fake_nccl_key()).size(), *value == '1' ? 64u : 0u);
     ends_.clear();
@@ -214,7 +214,7 @@ TEST_F(NcclTransportTest, VersionOfARankThatStagesNothingDoesNotMatter) {
   MakeWorld({0, 0, 2});
   AddEdge(0, 1, fb::Route::kPeer);
   fake_nccl_set_rank_version(2, 22703);
-  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(Connect()));
 }
 
 TEST_F(NcclTransportTest, TooOldALibraryOnOneRankFailsOnAllRanks) {
@@ -259,7 +259,7 @@ TEST_F(NcclTransportTest, RanksThatThePlanHasOnOneGpuAreToldWhereTheyRun) {
   ends_ = MakeNcclTransports(device, {0, 0, 0});
   AddEdge(0, 1, fb::Route::kLocal, fb::Mechanism::kDirect);
   AddEdge(1, 2, fb::Route::kPeer);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   ASSERT_EQ(ends_[0]->notices().size(), 1);
   EXPECT_NE(ends_[0]->notices()[0].find(
                 "the plan has rank 0 and rank 1 on one GPU, but rank 0 runs "
@@ -311,7 +311,7 @@ TEST_F(NcclTransportTest, AnAbortThatDoesNotReturnIsLeftBehind) {
                              /*has_secret=*/true, /*real=*/{},
                              /*abort_time=*/milliseconds(200));
   AddEdge(0, 1, fb::Route::kPeer);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   fake_nccl_hang_abort(0);
   const auto soon = [](milliseconds time) {
     return std::chrono::steady_clock::now() + time;
@@ -368,7 +368,7 @@ class NcclAbortTest : public NcclTransportTest {
 
 TEST_F(NcclAbortTest, CloseDoesNotWaitForIt) {
   MakeWorldOfHangingAborts();
-  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(Connect()));
 }
 
 TEST_F(NcclAbortTest, ConnectThatFailsDoesNotWaitForIt) {
@@ -430,7 +430,7 @@ TEST_F(NcclTransportTest, FailureWhileConnectingLeavesNoCommunicator) {
         << status;
   }
   EXPECT_EQ(fake_nccl_live_communicators(), 0);
-  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(Connect()));
 }
 
 TEST_F(NcclTransportTest, EdgeThatHangsEndsConnectAtItsDeadline) {
@@ -449,13 +449,13 @@ TEST_F(NcclTransportTest, EdgeThatHangsEndsConnectAtItsDeadline) {
         << status;
   }
   EXPECT_EQ(fake_nccl_live_communicators(), 0);
-  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(Connect()));
 }
 
 TEST_F(NcclTransportTest, RoundOfARouteWithoutEdgesIsRefused) {
   MakeWorld({0, 0});
   AddEdge(0, 1, fb::Route::kPeer);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   std::byte byte{};
   const auto statuses = OnAllRanks([&](int32_t rank) {
     absl::Status status = ends_[rank]->BeginRefit(Ample(), false);
@@ -476,7 +476,7 @@ TEST_F(NcclTransportTest, RoundOfARouteWithoutEdgesIsRefused) {
 TEST_F(NcclTransportTest, AbortWhileARefitBeginsIsNotHalfHeard) {
   MakeWorld({0, 0});
   AddEdge(0, 1, fb::Route::kPeer);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   for (int times = 0; times < 50; ++times) {
     std::thread user(
         [&] { ends_[1]->Abort(absl::CancelledError("the user's wish")); });
@@ -488,7 +488,7 @@ TEST_F(NcclTransportTest, AbortWhileARefitBeginsIsNotHalfHeard) {
     user.join();
     EXPECT_EQ(statuses[0].ok(), statuses[1].ok()) << statuses[0] << statuses[1];
     if (!statuses[0].ok()) {
-      for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+      ASSERT_TRUE(AllOk(Connect()));
     }
   }
 }
@@ -536,13 +536,13 @@ thread_local EndlessDevice* EndlessDevice::current_ = nullptr;
 TEST_F(NcclTransportTest, TheSupervisorsThreadMakesItsDeviceCurrent) {
   EndlessDevice device;
   ends_ = MakeNcclTransports(device, {0, 0});
-  for (const absl::Status& s : Connect()) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(Connect()));
   const auto begun = OnAllRanks([&](int32_t rank) {
     absl::Status status = ends_[rank]->BeginRefit(Ample(), false);
     if (status.ok()) status = ends_[rank]->EndRefit(nullptr);
     return status;
   });
-  for (const absl::Status& s : begun) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(begun));
   // No rank waits for the refit, so the supervisors' threads alone ask.
   while (device.asked < 4) std::this_thread::yield();
   EXPECT_EQ(device.asked_elsewhere, 0);
@@ -697,7 +697,7 @@ class NcclMemoryUseTest : public NcclTransportTest {
   void MakeWorld(std::chrono::milliseconds abort_time) {
     ends_ = MakeNcclTransports(flagged_, {0, 0}, nullptr, true, {}, abort_time);
     AddEdge(0, 1, fb::Route::kPeer, fb::Mechanism::kDirect);
-    for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+    ASSERT_TRUE(AllOk(Connect()));
   }
   absl::Status Begin(int32_t rank) {
     return ends_[rank]->BeginRefit(Ample(), false);
@@ -766,7 +766,7 @@ TEST_F(NcclMemoryUseTest, APeerThatComesLaterUsesNothing) {
     ends_[1]->Abort(absl::CancelledError("the user's wish"));
     EXPECT_FALSE(ends_[1]->Wait().ok());
     EXPECT_EQ(Begin(0).message(), "aborted by rank 1: the user's wish");
-    for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+    ASSERT_TRUE(AllOk(Connect()));
   }
   EXPECT_TRUE(ends_[1]->Leave().ok());
   EXPECT_EQ(Begin(0).message(), "rank 1 has closed its control plane");
@@ -829,7 +829,7 @@ TEST_F(NcclTransportTest, RanksThatThePlanHasTogetherAndTheWorldApart) {
   ends_ =
       MakeNcclTransports(device_, {0, 0}, nullptr, /*has_secret=*/true, real);
   AddEdge(0, 1, fb::Route::kPeer);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   for (const auto& end : ends_) {
     ASSERT_EQ(end->notices().size(), 1);
     EXPECT_NE(
@@ -857,7 +857,7 @@ TEST_F(NcclTransportTest, RanksThatThePlanHasApartAndTheWorldTogether) {
   ends_ = MakeNcclTransports(device_, {0, 1, 2}, nullptr, /*has_secret=*/true,
                              {"x", "x", "y"});
   AddEdge(0, 1, fb::Route::kNetwork);
-  for (const absl::Status& s : Connect()) ASSERT_TRUE(s.ok()) << s;
+  ASSERT_TRUE(AllOk(Connect()));
   for (const auto& end : ends_) {
     ASSERT_EQ(end->notices().size(), 1);
     EXPECT_NE(end->notices()[0].find(

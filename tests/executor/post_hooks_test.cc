@@ -16,8 +16,7 @@
 #include "executor/device/cast.h"
 #include "plan/enum_text.h"
 #include "refit/host_device.h"
-#include "refit/local_transport.h"
-#include "tests/executor/executor_world.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -28,10 +27,9 @@ constexpr int32_t kWorker = 2;  // the first destination rank of ReshardPlan
 
 using Performed = std::vector<std::pair<std::string, std::string>>;
 
-class HookedWorld : public ExecutorWorld {
+class HookedWorld : public LocalWorld {
  public:
-  explicit HookedWorld(const PlanFile& plan)
-      : HookedWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
+  using LocalWorld::LocalWorld;
 
   // Binds all ranks, `hooks` on every destination's.
   std::vector<absl::Status> BindWith(
@@ -55,7 +53,7 @@ class HookedWorld : public ExecutorWorld {
     }
     RunOptions options;
     options.timeout = kHookTimeout;
-    return OnAllRanks([&](int32_t rank) { return Refit(rank, options); });
+    return RefitAll(options);
   }
 
   // The elements of the worker's tensors; they must all be one.
@@ -72,14 +70,6 @@ class HookedWorld : public ExecutorWorld {
     }
     return first;
   }
-
- private:
-  HookedWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank));
-    }
-  }
 };
 
 // The destination ranks' buffer has `hooks`.
@@ -91,21 +81,16 @@ PlanFile PlanWith(std::vector<std::string> hooks, ReshardOptions options = {}) {
   return plan.Open();
 }
 
-void ExpectOk(const std::vector<absl::Status>& statuses) {
-  for (const absl::Status& status : statuses)
-    ASSERT_TRUE(status.ok()) << status;
-}
-
 TEST(PostHooksTest, ArithmeticOnesAreDoneOnceInEveryRefit) {
   for (const fb::Mechanism mechanism : fb::EnumValuesMechanism()) {
     SCOPED_TRACE(EnumText(mechanism));
     const PlanFile plan =
         PlanWith({"add-one"}, {.layers = 3, .mechanism = mechanism});
     HookedWorld world(plan);
-    ExpectOk(world.BindWith({}));
+    ASSERT_TRUE(AllOk(world.BindWith({})));
     EXPECT_EQ(world.executor(kWorker).refits(), 0);
     for (uint64_t refit = 1; refit <= 3; ++refit) {
-      ExpectOk(world.RefitOf(static_cast<float>(refit)));
+      ASSERT_TRUE(AllOk(world.RefitOf(static_cast<float>(refit))));
       EXPECT_EQ(world.Element(), static_cast<float>(refit) + 1);
       EXPECT_EQ(world.executor(kWorker).refits(), refit);
       for (const TensorPostHook& hook : world.executor(kWorker).post_hooks()) {
@@ -119,8 +104,8 @@ TEST(PostHooksTest, ArithmeticOnesAreDoneOnceInEveryRefit) {
 TEST(PostHooksTest, OnesOfATensorAreDoneInThePlansOrder) {
   const PlanFile plan = PlanWith({"add-one", "negative-exp"});
   HookedWorld world(plan);
-  ExpectOk(world.BindWith({}));
-  ExpectOk(world.RefitOf(1));
+  ASSERT_TRUE(AllOk(world.BindWith({})));
+  ASSERT_TRUE(AllOk(world.RefitOf(1)));
   EXPECT_EQ(world.Element(), -7.375f);  // -exp(2) = -7.389 in bf16
 }
 
@@ -131,15 +116,15 @@ TEST(PostHooksTest, ARelayPassesOnWhatItWasSent) {
   for (size_t rank = 1; rank < 4; ++rank) builder.ranks[rank].buffers = {1};
   const PlanFile plan = builder.Open();
   HookedWorld world(plan);
-  ExpectOk(world.BindWith({}));
+  ASSERT_TRUE(AllOk(world.BindWith({})));
   for (int refit = 0; refit < 20; ++refit) {
     for (BoundTensor& tensor : world.tensors[0]) {
       std::fill_n(static_cast<uint16_t*>(tensor.data), tensor.size_bytes / 2,
                   Bf16FromFp32(std::bit_cast<uint32_t>(1.0f * refit)));
     }
-    ExpectOk(world.OnAllRanks([&](int32_t rank) {
+    ASSERT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
       return world.Refit(rank, {.timeout = kHookTimeout, .addresses = {}});
-    }));
+    })));
     for (int32_t rank = 1; rank < 4; ++rank) {
       EXPECT_EQ(world.Element(rank), refit + 1.0f) << rank;
     }
@@ -158,16 +143,16 @@ TEST(PostHooksTest, OneThatNobodyPerformsIsRefused) {
             "caller that does so after each refit names it at bind");
   EXPECT_FALSE(refused[0].ok());  // no rank is bound
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kConnected);
-  ExpectOk(
+  ASSERT_TRUE(AllOk(
       world.BindWith({{.name = "derive-latent-projections", .perform = nullptr},
-                      {.name = "derive-scale-copies", .perform = nullptr}}));
+                      {.name = "derive-scale-copies", .perform = nullptr}})));
 }
 
 TEST(PostHooksTest, AnArithmeticOneThatTheCallerNamesIsTheCallers) {
   const PlanFile plan = PlanWith({"add-one"});
   HookedWorld world(plan);
-  ExpectOk(world.BindWith({{.name = "add-one", .perform = nullptr}}));
-  ExpectOk(world.RefitOf(4));
+  ASSERT_TRUE(AllOk(world.BindWith({{.name = "add-one", .perform = nullptr}})));
+  ASSERT_TRUE(AllOk(world.RefitOf(4)));
   EXPECT_EQ(world.Element(), 4);
   EXPECT_FALSE(world.executor(kWorker).post_hooks()[0].by_executor);
   EXPECT_EQ(world.executor(kWorker).post_hooks()[0].refit, 0);
@@ -182,7 +167,8 @@ TEST(PostHooksTest, TheExecutorsMayNotFollowTheCallers) {
             "  out of order: post-hook \"negative-exp\" of "
             "\"model.layers.0.weight\" and of 1 more tensor: it comes after "
             "\"add-one\", which the caller performs; name both");
-  ExpectOk(world.BindWith({{.name = "negative-exp", .perform = nullptr}}));
+  ASSERT_TRUE(
+      AllOk(world.BindWith({{.name = "negative-exp", .perform = nullptr}})));
 }
 
 TEST(PostHooksTest, ATensorThatIsWrittenInPartIsNotChangedAgainAndAgain) {
@@ -219,7 +205,7 @@ TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
     return absl::OkStatus();
   };
   // On one rank; the other's only counts as performed.
-  ExpectOk(world.OnAllRanks([&](int32_t rank) {
+  ASSERT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
     const absl::Status status = world.executor(rank).Connect(kHookTimeout);
     if (!status.ok()) return status;
     using Function = decltype(PostHookPerformer::perform);
@@ -227,8 +213,8 @@ TEST(PostHooksTest, TheCallersFunctionsAreCalledInWaitInThePlansOrder) {
     return world.executor(rank).Bind(world.tensors[rank], kHookTimeout,
                                      {{.name = "count", .perform = perform},
                                       {.name = "publish", .perform = perform}});
-  }));
-  ExpectOk(world.RefitOf(1));
+  })));
+  ASSERT_TRUE(AllOk(world.RefitOf(1)));
   EXPECT_EQ(performed, (Performed{{"publish", "model.layers.0.weight"},
                                   {"count", "model.layers.0.weight"},
                                   {"publish", "model.layers.1.weight"},
@@ -243,13 +229,13 @@ TEST(PostHooksTest, AFunctionThatFailsFailsTheRefitOnAllRanks) {
   const PlanFile plan = PlanWith({"add-one", "publish"});
   HookedWorld world(plan);
   bool fails = true;
-  ExpectOk(world.BindWith(
+  ASSERT_TRUE(AllOk(world.BindWith(
       {{.name = "publish",
         .perform = [&](const TensorPostHook& hook, const BoundTensor&) {
           if (hook.tensor != "model.layers.0.weight") return absl::OkStatus();
           return fails ? absl::InternalError("the disk is full")
                        : absl::OkStatus();
-        }}}));
+        }}})));
   const std::vector<absl::Status> statuses = world.RefitOf(1);
   EXPECT_EQ(statuses[kWorker].message(),
             "rank 2: post-hook \"publish\" of \"model.layers.0.weight\" "
@@ -265,7 +251,7 @@ TEST(PostHooksTest, AFunctionThatFailsFailsTheRefitOnAllRanks) {
     }
   }
   fails = false;
-  ExpectOk(world.RefitOf(5));
+  ASSERT_TRUE(AllOk(world.RefitOf(5)));
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kBound);
   EXPECT_EQ(world.executor(kWorker).refits(), 1);
   EXPECT_EQ(world.Element(), 6);  // once, not twice
@@ -275,13 +261,13 @@ TEST(PostHooksTest, AFunctionThatThrowsFailsTheRefitOnAllRanks) {
   const PlanFile plan = PlanWith({"publish"});
   HookedWorld world(plan);
   bool throws = true;
-  ExpectOk(world.BindWith(
+  ASSERT_TRUE(AllOk(world.BindWith(
       {{.name = "publish",
         .perform = [&](const TensorPostHook&, const BoundTensor&) {
           if (throws) throw std::runtime_error("the disk is full");
           return absl::OkStatus();
-        }}}));
-  ExpectOk(world.OnAllRanks([&](int32_t rank) {
+        }}})));
+  ASSERT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
     const absl::Status run = world.executor(rank).Run(nullptr, {});
     if (!run.ok()) return run;
     if (rank < kWorker) {
@@ -295,9 +281,9 @@ TEST(PostHooksTest, AFunctionThatThrowsFailsTheRefitOnAllRanks) {
     EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
     EXPECT_EQ(world.executor(rank).refits(), 0);
     return absl::OkStatus();
-  }));
+  })));
   throws = false;
-  ExpectOk(world.RefitOf(5));
+  ASSERT_TRUE(AllOk(world.RefitOf(5)));
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kBound);
 }
 
@@ -305,8 +291,8 @@ TEST(PostHooksTest, AFunctionThatThrowsFailsTheRefitOnAllRanks) {
 TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
   const PlanFile plan = PlanWith({"add-one"});
   HookedWorld world(plan);
-  ExpectOk(world.BindWith({}));
-  ExpectOk(world.RefitOf(1));
+  ASSERT_TRUE(AllOk(world.BindWith({})));
+  ASSERT_TRUE(AllOk(world.RefitOf(1)));
   // The other source writes its rows before it hears of it, or does not.
   const void* const moved[] = {nullptr, nullptr};
   const std::vector<absl::Status> statuses =
@@ -319,7 +305,7 @@ TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
   EXPECT_FALSE(statuses[kWorker].ok());
   EXPECT_EQ(world.executor(kWorker).state(), ExecutorState::kTorn);
   EXPECT_EQ(world.executor(kWorker).refits(), 1);
-  ExpectOk(world.RefitOf(8));
+  ASSERT_TRUE(AllOk(world.RefitOf(8)));
   EXPECT_EQ(world.Element(), 9);
   EXPECT_EQ(world.executor(kWorker).refits(), 2);
 }
@@ -327,12 +313,12 @@ TEST(PostHooksTest, ATornRefitDoesNotApplyTwice) {
 TEST(PostHooksTest, TwoRefitsInFlightCountAsTwo) {
   const PlanFile plan = PlanWith({"add-one"});
   HookedWorld world(plan);
-  ExpectOk(world.BindWith({}));
-  ExpectOk(world.OnAllRanks([&](int32_t rank) {
+  ASSERT_TRUE(AllOk(world.BindWith({})));
+  ASSERT_TRUE(AllOk(world.OnAllRanks([&](int32_t rank) {
     absl::Status status = world.executor(rank).Run(nullptr, {});
     if (status.ok()) status = world.executor(rank).Run(nullptr, {});
     return status.ok() ? world.executor(rank).Wait() : status;
-  }));
+  })));
   EXPECT_EQ(world.executor(kWorker).refits(), 2);
   EXPECT_EQ(world.executor(kWorker).post_hooks()[0].refit, 2);
 }

@@ -16,8 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "plan/schedule/copy_batches.h"
 #include "plan/schedule/direct_ends.h"
-#include "refit/local_transport.h"
 #include "tests/executor/host_batches.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/sanitizers.h"
 
@@ -203,13 +203,18 @@ class LoneDevice : public HostDevice {
   }
 };
 
-class PullingWorld : public ExecutorWorld {
+class PullingWorld : public LocalWorld {
  public:
   // `lone`: the source ranks whose memory cannot be shared.
   explicit PullingWorld(const PlanFile& plan,
                         const std::vector<int32_t>& lone = {})
-      : PullingWorld(plan, lone,
-                     std::make_shared<LocalFabric>(plan.world_size())) {}
+      : LocalWorld(plan.world_size()) {
+    AddLocalRanks(plan, [&](int32_t rank) -> ExecutorOptions {
+      const bool is_lone =
+          std::find(lone.begin(), lone.end(), rank) != lone.end();
+      return {.device = is_lone ? &lone_device_ : nullptr};
+    });
+  }
 
   // After a refit of which every element must be right: how many elements each
   // side quantized without scratch.
@@ -231,30 +236,7 @@ class PullingWorld : public ExecutorWorld {
     return fused;
   }
 
-  std::vector<std::vector<std::byte>> Destinations(const PlanFile& plan) const {
-    std::vector<std::vector<std::byte>> bytes;
-    for (int32_t r = plan.source_ranks(); r < plan.world_size(); ++r) {
-      for (const BoundTensor& tensor : tensors[r]) {
-        const auto* data = static_cast<const std::byte*>(tensor.data);
-        bytes.emplace_back(data, data + tensor.size_bytes);
-      }
-    }
-    return bytes;
-  }
-
  private:
-  PullingWorld(const PlanFile& plan, const std::vector<int32_t>& lone,
-               const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      ExecutorOptions options;
-      if (std::find(lone.begin(), lone.end(), rank) != lone.end()) {
-        options.device = &lone_device_;
-      }
-      AddRank(plan, *fabric->CreateTransport(rank), options);
-    }
-  }
-
   LoneDevice lone_device_;
 };
 
@@ -305,9 +287,7 @@ TEST(PulledQuantizesTest, DestinationsReadWhatSourcesWouldStore) {
         const auto bytes = world.Destinations(plan);
         // A checked refit goes through scratch.
         ValueCheck(plan).PoisonDestinations(world.tensors);
-        for (const absl::Status& status : world.CheckedRefit()) {
-          ASSERT_TRUE(status.ok()) << status;
-        }
+        ASSERT_TRUE(AllOk(world.CheckedRefit()));
         EXPECT_EQ(world.Counted(plan).by_destinations, 0);
         EXPECT_TRUE(world.Destinations(plan) == bytes);
         world.ExpectRight(plan);

@@ -74,16 +74,6 @@ class PrivateWorld : public ExecutorWorld {
       return body(rank);
     });
   }
-  std::vector<absl::Status> BindAgain() {
-    return OnAllRanks([&](int32_t rank) {
-      return executor(rank).Bind(tensors[rank], kTimeout);
-    });
-  }
-  void ExpectBindsAgain() {
-    for (const absl::Status& status : BindAgain()) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
-  }
 
   PrivateDevice& device(int32_t rank) { return *devices_[rank]; }
 
@@ -316,7 +306,7 @@ TEST_P(PullingPlanTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   world.Bind();
   world.device(1).is_private = true;
   world.device(4).is_private = true;
-  const std::vector<absl::Status> statuses = world.BindAgain();
+  const std::vector<absl::Status> statuses = world.BindAll();
   EXPECT_EQ(statuses[1],
             absl::FailedPreconditionError(
                 "rank 1: tensors of rank 4, which cannot map those of rank 1: "
@@ -357,7 +347,7 @@ TEST_P(PulledRefitTest, BindDecidesAnew) {
   world.Bind();
   for (const bool is_private : {false, true, false, true}) {
     world.device(3).is_private = is_private;
-    world.ExpectBindsAgain();
+    ASSERT_TRUE(AllOk(world.BindAll()));
     ExpectRefits(world, plan);
     EXPECT_EQ(world.executor(3).pulls_from(),
               is_private ? (Ranks{0, 1}) : Ranks{});
@@ -370,7 +360,7 @@ TEST_P(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   world.Bind();
   world.device(1).is_private = true;
   world.device(4).is_private = true;
-  const std::vector<absl::Status> statuses = world.BindAgain();
+  const std::vector<absl::Status> statuses = world.BindAll();
   EXPECT_EQ(statuses[4],
             absl::FailedPreconditionError(
                 "rank 4: tensors of rank 1, which cannot map those of rank 4: "
@@ -391,7 +381,7 @@ TEST_P(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   // The earlier one is in place.
   ExpectRefits(world, plan);
   world.device(1).is_private = false;
-  world.ExpectBindsAgain();
+  ASSERT_TRUE(AllOk(world.BindAll()));
   ExpectRefits(world, plan);
 }
 
@@ -402,7 +392,7 @@ TEST_P(PulledRefitTest, RankThatCannotExportStopsAllOthers) {
   // A receiver, and a sender that is to be read.
   for (const int32_t failing : {3, 1}) {
     world.device(failing).fails_to_export = true;
-    const std::vector<absl::Status> statuses = world.BindAgain();
+    const std::vector<absl::Status> statuses = world.BindAll();
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
       EXPECT_EQ(statuses[rank].code(), rank == failing
                                            ? absl::StatusCode::kInternal
@@ -410,7 +400,7 @@ TEST_P(PulledRefitTest, RankThatCannotExportStopsAllOthers) {
           << statuses[rank];
     }
     world.device(failing).fails_to_export = false;
-    world.ExpectBindsAgain();
+    ASSERT_TRUE(AllOk(world.BindAll()));
     ExpectRefits(world, plan);
   }
 }
@@ -440,11 +430,7 @@ TEST_P(PulledRefitTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {
                        return rank == absent ? refit(rank) : absl::OkStatus();
                      })[absent]
                      .ok());
-    for (const absl::Status& status : world.OnAllRanks([&](int32_t rank) {
-           return world.executor(rank).Connect(ExecutorWorld::kTimeout);
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world.ConnectAll()));
     ExpectRefits(world, plan);
   }
 }

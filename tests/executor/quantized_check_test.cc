@@ -10,56 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "refit/local_transport.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
+#include "tests/executor/observed_device.h"
 
 namespace refit {
 namespace {
-
-// Calls a function before each digest: memory that changes behind the refit.
-class DisturbedDevice : public HostDevice {
- public:
-  std::function<void()> before_digest;
-
-  absl::StatusOr<std::unique_ptr<PreparedCopies>> Prepare(
-      absl::Span<std::byte* const> table,
-      absl::Span<const CopyBatch> batches) override {
-    auto prepared = HostDevice::Prepare(table, batches);
-    if (!prepared.ok()) return prepared.status();
-    std::vector<bool> digests;
-    for (const CopyBatch& batch : batches) {
-      digests.push_back(batch.kind == CopyKind::kDigest);
-    }
-    return std::make_unique<Disturbed>(*this, *std::move(prepared),
-                                       std::move(digests));
-  }
-
- private:
-  class Disturbed : public PreparedCopies {
-   public:
-    Disturbed(DisturbedDevice& device, std::unique_ptr<PreparedCopies> copies,
-              std::vector<bool> digests)
-        : device_(device),
-          copies_(std::move(copies)),
-          digests_(std::move(digests)) {}
-
-    absl::Status Enqueue(size_t batch, Stream stream, const uint32_t* unless,
-                         const DeviceUse&) override {
-      if (digests_[batch] && device_.before_digest) device_.before_digest();
-      return copies_->Enqueue(batch, stream, unless);
-    }
-    absl::Status EnqueueStep(size_t batch, uint32_t step, Stream stream,
-                             const uint32_t* unless,
-                             const DeviceUse&) override {
-      return copies_->EnqueueStep(batch, step, stream, unless);
-    }
-
-   private:
-    DisturbedDevice& device_;
-    const std::unique_ptr<PreparedCopies> copies_;
-    const std::vector<bool> digests_;
-  };
-};
 
 class UnreadableDevice : public HostDevice {
  public:
@@ -68,11 +24,12 @@ class UnreadableDevice : public HostDevice {
   }
 };
 
-class QuantizedWorld : public ExecutorWorld {
+class QuantizedWorld : public LocalWorld {
  public:
   QuantizedWorld(const PlanFile& plan, HostDevice& device, int32_t disturbed)
-      : QuantizedWorld(plan, device, disturbed,
-                       std::make_shared<LocalFabric>(plan.world_size())) {}
+      : LocalWorld(plan, [&](int32_t rank) -> ExecutorOptions {
+          return {.device = rank == disturbed ? &device : nullptr};
+        }) {}
 
   BoundTensor& tensor(int32_t rank, const std::string& name) {
     const auto found =
@@ -80,16 +37,6 @@ class QuantizedWorld : public ExecutorWorld {
                      [&](const BoundTensor& t) { return t.name == name; });
     EXPECT_NE(found, tensors[rank].end()) << name;
     return *found;
-  }
-
- private:
-  QuantizedWorld(const PlanFile& plan, HostDevice& device, int32_t disturbed,
-                 const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank),
-              {.device = rank == disturbed ? &device : nullptr});
-    }
   }
 };
 
@@ -99,7 +46,7 @@ TEST(QuantizedCheckTest, WhatIsQuantizedIsComparedWhereBothSidesHoldIt) {
   for (const char* peer : {"direct", "staged"}) {
     const PlanFile plan = WindowsPlan(std::string(R"("scratch_bytes": 150000,
         "peer": ")") + peer + "\"");
-    DisturbedDevice device;
+    ObservedDevice device;
     QuantizedWorld world(plan, device, kWorker);
     world.Bind();
     world.ExpectCheckedRefitsRight(plan);
@@ -123,7 +70,7 @@ TEST(QuantizedCheckTest, OneBitOfAQuantizedValueAndOfAScaleIsSeen) {
            {"model.layers.0.self_attn.o_proj.weight_scale_inv",
             "model.layers.0.self_attn.o_proj.weight_scale_inv"},
            {"model.norm.weight", "model.norm.weight"}}) {
-    DisturbedDevice device;
+    ObservedDevice device;
     QuantizedWorld world(plan, device, kWorker);
     world.Bind();
     ValueCheck(plan).FillSources(world.tensors);
@@ -131,23 +78,22 @@ TEST(QuantizedCheckTest, OneBitOfAQuantizedValueAndOfAScaleIsSeen) {
     // The last digest of the rank is that of its tensors, the others of
     // scratch.
     size_t digests = 0;
-    device.before_digest = [&] { ++digests; };
-    for (const absl::Status& status : world.CheckedRefit()) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
-    const size_t last = 2 * digests;
-    device.before_digest = [&] {
+    size_t last = 0;
+    device.on_enqueue = [&](const ObservedDevice::Enqueued& enqueued) {
+      if (enqueued.is_step || enqueued.kind != CopyKind::kDigest) return true;
+      // Memory that changes behind the refit.
       if (++digests == last) static_cast<uint8_t*>(disturbed.data)[1] ^= 1;
+      return true;
     };
+    ASSERT_TRUE(AllOk(world.CheckedRefit()));
+    last = 2 * digests;
     for (const absl::Status& status : world.CheckedRefit()) {
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
       EXPECT_TRUE(status.message().find("\"" + param + "\" on rank 5") !=
                   std::string::npos)
           << status;
     }
-    for (const absl::Status& status : world.CheckedRefit()) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(world.CheckedRefit()));
   }
 }
 

@@ -98,9 +98,7 @@ class ReplaceTest : public ::testing::Test {
   }
 
   void ExpectPlaced(const std::shared_ptr<const PlanFile>& plan) {
-    for (const absl::Status& status : Place(plan)) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(Place(plan)));
   }
 
   // A refit with every element checked.
@@ -116,9 +114,7 @@ class ReplaceTest : public ::testing::Test {
       const absl::Status run = executor.Run(nullptr, {});
       return run.ok() ? executor.Wait() : run;
     });
-    for (const absl::Status& status : statuses) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(statuses));
     const CheckResult result = check.Check(tensors);
     EXPECT_GT(result.checked_bytes, 0u);
     EXPECT_EQ(result.wrong_elements, 0u);
@@ -205,12 +201,10 @@ TEST_F(ReplaceTest, WhatIsBoundAnewIsShownAnew) {
   ExpectPlaced(plan);
   const int exports = Exports();
   ASSERT_EQ(exports, 2);
-  for (const absl::Status& status : OnAll([&](int32_t rank) {
-         Member& member = members_[static_cast<size_t>(rank)];
-         return member.worker->executor().Bind(member.tensors, kAmple);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(OnAll([&](int32_t rank) {
+    Member& member = members_[static_cast<size_t>(rank)];
+    return member.worker->executor().Bind(member.tensors, kAmple);
+  })));
   // The memory behind an address may be another than it was.
   EXPECT_EQ(Exports(), 2 * exports);
 }
@@ -264,21 +258,17 @@ TEST_F(ReplaceTest, WhileARefitIsUnderWayAllStaysAsItIs) {
   const auto two = PlanFor(2);
   members_.resize(4);
   ExpectPlaced(two);
-  for (const absl::Status& status : OnAll([&](int32_t rank) {
-         return members_[static_cast<size_t>(rank)].worker->executor().Run(
-             nullptr, {});
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(OnAll([&](int32_t rank) {
+    return members_[static_cast<size_t>(rank)].worker->executor().Run(nullptr,
+                                                                      {});
+  })));
   const absl::Status refused = Place(two)[2];
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("rank 2: Replace while running: wait first"));
-  for (const absl::Status& status : OnAll([&](int32_t rank) {
-         return members_[static_cast<size_t>(rank)].worker->executor().Wait();
-       })) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(OnAll([&](int32_t rank) {
+    return members_[static_cast<size_t>(rank)].worker->executor().Wait();
+  })));
 }
 
 TEST_F(ReplaceTest, TensorsWhoseMemoryWasFreedAreNotGoneOnWith) {
@@ -293,12 +283,10 @@ TEST_F(ReplaceTest, TensorsWhoseMemoryWasFreedAreNotGoneOnWith) {
               HasSubstr("the memory of \"w\" was freed since Bind"));
   for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
   members_[1].device->is_first_gone = false;
-  for (const absl::Status& status : OnAll([&](int32_t rank) {
-         Member& member = members_[static_cast<size_t>(rank)];
-         return member.worker->executor().Bind(member.tensors, kAmple);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(OnAll([&](int32_t rank) {
+    Member& member = members_[static_cast<size_t>(rank)];
+    return member.worker->executor().Bind(member.tensors, kAmple);
+  })));
   ExpectRefit(*one);
 }
 

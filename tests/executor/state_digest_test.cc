@@ -14,9 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "executor/digest/param_box.h"
-#include "refit/local_transport.h"
 #include "runner/fragment_walk.h"
-#include "tests/executor/executor_world.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
@@ -24,20 +23,6 @@ namespace {
 
 constexpr std::chrono::seconds kDigestTimeout(60);
 constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
-
-class DigestWorld : public ExecutorWorld {
- public:
-  explicit DigestWorld(const PlanFile& plan)
-      : DigestWorld(plan, std::make_shared<LocalFabric>(plan.world_size())) {}
-
- private:
-  DigestWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      AddRank(plan, *fabric->CreateTransport(rank));
-    }
-  }
-};
 
 using Digests = std::map<std::pair<std::string, DType>, StateDigest>;
 
@@ -49,7 +34,7 @@ std::vector<int32_t> Side(const PlanFile& plan, fb::Side side) {
   return ranks;
 }
 
-Digests Sum(DigestWorld& world, const std::vector<int32_t>& ranks) {
+Digests Sum(LocalWorld& world, const std::vector<int32_t>& ranks) {
   Digests sum;
   for (const int32_t rank : ranks) {
     const auto digests = world.executor(rank).Digest(nullptr, {.among = ranks});
@@ -63,7 +48,7 @@ Digests Sum(DigestWorld& world, const std::vector<int32_t>& ranks) {
 
 // By the formula, from the params' bytes as the fragments of all `ranks` place
 // them.
-Digests Expected(const PlanFile& plan, const DigestWorld& world,
+Digests Expected(const PlanFile& plan, const LocalWorld& world,
                  const std::vector<int32_t>& ranks) {
   std::map<std::pair<std::string, DType>, std::map<uint64_t, uint64_t>> bits;
   const fb::Body& body = plan.body();
@@ -138,7 +123,7 @@ std::vector<PlanBuilder> CopyingPlans() {
 TEST(StateDigestTest, SidesAndTheFormulaGiveTheSameDigests) {
   for (const PlanBuilder& builder : CopyingPlans()) {
     const PlanFile plan = builder.Open();
-    DigestWorld world(plan);
+    LocalWorld world(plan);
     world.Bind();
     world.ExpectEveryElementRight(plan);
     const std::vector<int32_t> source = Side(plan, fb::Side::kSource);
@@ -153,7 +138,7 @@ TEST(StateDigestTest, SidesAndTheFormulaGiveTheSameDigests) {
 // A rank alone counts all it holds; among a side, replicas count once.
 TEST(StateDigestTest, ReplicasCountWhatNoLowerRankHolds) {
   const PlanFile plan = RelayPlan({.replicas = 3}).Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const Digests one = Sum(world, {1});
@@ -169,19 +154,17 @@ TEST(StateDigestTest, ReplicasCountWhatAHookChangedOnTheLowest) {
   builder.buffers[1].post_hooks = {"add-one"};
   builder.ranks[1].buffers = {1};
   const PlanFile plan = builder.Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   ValueCheck(plan).FillSources(world.tensors);
-  for (const absl::Status& status : world.CheckedRefit()) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world.CheckedRefit()));
   EXPECT_EQ(Sum(world, {1, 2, 3}), Sum(world, {0}));
   EXPECT_FALSE(Sum(world, {0}).empty());
 }
 
 TEST(StateDigestTest, EveryFlippedBitIsSeenInItsParamAlone) {
   const PlanFile plan = ReshardPlan({.layers = 3}).Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   world.ExpectEveryElementRight(plan);
   const std::vector<int32_t> ranks = Side(plan, fb::Side::kDestination);
@@ -209,7 +192,7 @@ TEST(StateDigestTest, EveryFlippedBitIsSeenInItsParamAlone) {
 
 TEST(StateDigestTest, WhoAsksInVainIsTold) {
   const PlanFile plan = ReshardPlan({}).Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   EXPECT_EQ(world.executor(1).Digest().status().message(),
             "rank 1: Digest while loaded: connect and bind first");
   world.Bind();
@@ -240,33 +223,29 @@ TEST(StateCheckTest, RefitsThatAreRightPass) {
   }
   for (const PlanBuilder& builder : plans) {
     const PlanFile plan = builder.Open();
-    DigestWorld world(plan);
+    LocalWorld world(plan);
     world.Bind();
     world.ExpectCheckedRefitsRight(plan);
     EXPECT_TRUE(world.executor(0).notices().empty());
     world.Bind();  // what was prepared for the old addresses is gone
-    for (const absl::Status& status : world.CheckedRefit()) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world.CheckedRefit()));
   }
 }
 
 // Bind is local to the rank where rounds are staged.
 TEST(StateCheckTest, ARankMayBindAnewAloneBetweenCheckedRefits) {
   const PlanFile plan = ReshardPlan({}).Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
   for (int i = 0; i < 2; ++i) {
-    for (const absl::Status& status : world.CheckedRefit()) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world.CheckedRefit()));
     ASSERT_TRUE(world.executor(1).Bind(world.tensors[1], kDigestTimeout).ok());
   }
 }
 
-void ExpectDataLoss(DigestWorld& world, const std::string& what) {
+void ExpectDataLoss(LocalWorld& world, const std::string& what) {
   const std::vector<absl::Status> statuses = world.CheckedRefit();
   for (size_t rank = 0; rank < statuses.size(); ++rank) {
     EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDataLoss);
@@ -286,7 +265,7 @@ TEST(StateCheckTest, AStaleDestinationIsNamedAndTornOnAllRanks) {
   PlanBuilder builder = ReshardPlan({});
   builder.ranks[2].messages[0].copies.clear();
   const PlanFile plan = builder.Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -294,16 +273,14 @@ TEST(StateCheckTest, AStaleDestinationIsNamedAndTornOnAllRanks) {
   ExpectDataLoss(world, "\"model.layers.0.weight\" on rank 2");
   // Had it held those values, nothing would be wrong.
   const PlanFile whole_plan = ReshardPlan({}).Open();
-  DigestWorld whole(whole_plan);
+  LocalWorld whole(whole_plan);
   whole.Bind();
   whole.ExpectEveryElementRight(whole_plan);
   for (size_t i = 0; i < world.tensors[2].size(); ++i) {
     std::memcpy(world.tensors[2][i].data, whole.tensors[2][i].data,
                 world.tensors[2][i].size_bytes);
   }
-  for (const absl::Status& status : world.CheckedRefit()) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(world.CheckedRefit()));
   EXPECT_EQ(world.executor(2).state(), ExecutorState::kBound);
 }
 
@@ -311,7 +288,7 @@ TEST(StateCheckTest, WhatCameFromElsewhereIsNamed) {
   PlanBuilder builder = ReshardPlan({});
   builder.ranks[0].messages[1].copies[0].offset -= 1;
   const PlanFile plan = builder.Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -332,7 +309,7 @@ TEST(StateCheckTest, OneWrongReplicaIsNamedAlone) {
   ASSERT_EQ(last.size(), 2);
   std::swap(last[0]->copies[0].offset, last[1]->copies[0].offset);
   const PlanFile plan = builder.Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -351,7 +328,7 @@ TEST(StateCheckTest, ParamsOfFurtherRegionsAreNotPassedOverInSilence) {
       }
     }
     const PlanFile plan = builder.Open();
-    DigestWorld world(plan);
+    LocalWorld world(plan);
     world.Bind();
     const ValueCheck values(plan);
     values.FillSources(world.tensors);
@@ -372,7 +349,7 @@ TEST(StateCheckTest, ManyParamsThatDifferAreCounted) {
     message.copies.clear();
   }
   const PlanFile plan = builder.Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
@@ -390,14 +367,12 @@ TEST(StateCheckTest, PostHooksComeBehindTheCheck) {
   PlanBuilder builder = ReshardPlan({});
   builder.buffers.back().post_hooks = {"add-one"};
   const PlanFile plan = builder.Open();
-  DigestWorld world(plan);
+  LocalWorld world(plan);
   world.Bind();
   const ValueCheck values(plan);
   values.FillSources(world.tensors);
   for (int i = 0; i < 2; ++i) {
-    for (const absl::Status& status : world.CheckedRefit()) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(world.CheckedRefit()));
   }
   // What it holds now is not the source's.
   EXPECT_TRUE(world.executor(3).Digest()->empty());

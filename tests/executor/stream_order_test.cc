@@ -21,7 +21,7 @@ class LazyBulkDevice : public LazyDevice {
 
 template <typename OfRank = LazyDevice>
 void ExpectRefits(const PlanFile& plan) {
-  LocalWorld<OfRank> world(plan);
+  LocalWorldOf<OfRank> world(plan);
   world.Bind();
   for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
 }

@@ -16,6 +16,7 @@
 
 #include "refit/transport.h"
 #include "runner/rank_threads.h"
+#include "tests/executor/all_ok.h"
 
 namespace refit {
 
@@ -75,11 +76,9 @@ class TransportConformance : public testing::TestWithParam<TransportFactory> {
   }
 
   void ConnectAll() {
-    for (const absl::Status& status : OnAllRanks([&](int32_t rank) {
-           return end(rank).Connect({}, EdgesOf(rank), Ample());
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(OnAllRanks([&](int32_t rank) {
+      return end(rank).Connect({}, EdgesOf(rank), Ample());
+    })));
   }
 
   absl::Status Exchange(int32_t rank, uint32_t round,
@@ -246,8 +245,7 @@ TEST_P(TransportConformance, EveryPairExchangesInEveryRound) {
     }
     return Finish(rank);
   });
-  for (const absl::Status& status : statuses)
-    EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(AllOk(statuses));
 }
 
 TEST_P(TransportConformance, OperationsToOnePeerMatchInIssueOrder) {
@@ -267,8 +265,7 @@ TEST_P(TransportConformance, OperationsToOnePeerMatchInIssueOrder) {
     absl::Status s = Exchange(rank, 0, operations);
     return s.ok() ? Finish(rank) : s;
   });
-  for (const absl::Status& status : statuses)
-    EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(AllOk(statuses));
   EXPECT_EQ(first_in, first);
   EXPECT_EQ(second_in, second);
 }
@@ -321,9 +318,7 @@ TEST_P(TransportConformance, ConnectAfterAnAbortMakesTheTransportWhole) {
   MakeWorld(kRanks);
   for (int attempt = 0; attempt < 10; ++attempt) {
     ConnectAll();
-    for (const absl::Status& status : RingRefit(attempt, 5)) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(RingRefit(attempt, 5)));
     const auto failed =
         RingRefit(100 + attempt, 5, [&](int32_t rank, uint32_t round) {
           return rank == attempt % kRanks && round == 3;
@@ -339,9 +334,7 @@ TEST_P(TransportConformance, ManyRefitsFollowOneConnect) {
   MakeWorld(3);
   ConnectAll();
   for (int refit = 0; refit < 20; ++refit) {
-    for (const absl::Status& status : RingRefit(refit, 2)) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(RingRefit(refit, 2)));
   }
 }
 
@@ -368,9 +361,7 @@ TEST_P(TransportConformance, RankThatAloneChecksARefitEndsItForAllAtOnce) {
           << status;
     }
     ConnectAll();
-    for (const absl::Status& status : RingRefit(3, 2)) {
-      EXPECT_TRUE(status.ok()) << status;
-    }
+    EXPECT_TRUE(AllOk(RingRefit(3, 2)));
   }
 }
 
@@ -424,9 +415,7 @@ TEST_P(TransportConformance, RankThatLeftARefitOutIsToldByItsNextCall) {
   EXPECT_EQ(end(2).Handshake({}, Ample()).code(),
             absl::StatusCode::kDeadlineExceeded);
   ConnectAll();
-  for (const absl::Status& status : RingRefit(1, 2)) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(RingRefit(1, 2)));
 }
 
 TEST_P(TransportConformance, ExchangeBytesGivesEachWhatWasMeantForIt) {
@@ -447,7 +436,7 @@ TEST_P(TransportConformance, ExchangeBytesGivesEachWhatWasMeantForIt) {
       if (shared.ok()) given[rank] = *std::move(shared);
       return shared.status();
     });
-    for (const absl::Status& s : statuses) ASSERT_TRUE(s.ok()) << s;
+    ASSERT_TRUE(AllOk(statuses));
     const auto by = [&](int32_t rank) {
       return std::string(1, '\0') + text + std::to_string(rank);
     };
@@ -503,7 +492,7 @@ TEST_P(FenceConformance, FenceOrdersWritesIntoThePeersMemory) {
     }
     return Finish(rank);
   });
-  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(statuses));
 }
 
 // In each round every rank moves bytes at some peers, reading there and
@@ -538,7 +527,7 @@ TEST_P(FenceConformance, RankMayBeOriginToOnePeerAndTargetToAnother) {
     }
     return Finish(rank);
   });
-  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(statuses));
 }
 
 // Under one grant rank 0 reports three times what it has written, and goes on.
@@ -569,7 +558,7 @@ TEST_P(FenceConformance, AnOriginReportsWhatItHasMovedSoFar) {
     }
     return Finish(rank);
   });
-  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
+  EXPECT_TRUE(AllOk(statuses));
 }
 
 TEST_P(FenceConformance, AwaitNamesThePeerThatDoesNotGrant) {
@@ -613,9 +602,7 @@ TEST_P(FenceConformance, AbortEndsTheAwaitsOfTheFence) {
         << statuses[rank];
   }
   ConnectAll();
-  for (const absl::Status& status : RingRefit(1, 2)) {
-    EXPECT_TRUE(status.ok()) << status;
-  }
+  EXPECT_TRUE(AllOk(RingRefit(1, 2)));
 }
 
 // Rank 0 stores into rank 1's memory while rank 2 fails.

@@ -90,8 +90,7 @@ TEST(UcxTransportTest, LargeMessagesArriveWhole) {
                   EXPECT_EQ(wrong, 0);
                 }
               }).ok());
-  for (const absl::Status& status : statuses)
-    EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(AllOk(statuses));
 }
 
 // What NCCL leaves undefined is an error here.
@@ -291,11 +290,7 @@ class UcxFailureTest : public testing::TestWithParam<fb::Mechanism> {
          world_.OnAllRanks([&](int32_t rank) { return Refit(rank, kAmple); })) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     }
-    for (const absl::Status& status : world_.OnAllRanks([&](int32_t rank) {
-           return world_.executor(rank).Connect(ExecutorWorld::kTimeout);
-         })) {
-      ASSERT_TRUE(status.ok()) << status;
-    }
+    ASSERT_TRUE(AllOk(world_.ConnectAll()));
     world_.ExpectEveryElementRight(plan_);
   }
 
@@ -380,11 +375,7 @@ TEST_P(UcxFailureTest, RankThatLeftRefitsOutConnectsWithTheOthers) {
     });
   }
   EXPECT_EQ(world_.executor(3).state(), ExecutorState::kBound);
-  for (const absl::Status& status : world_.OnAllRanks([&](int32_t rank) {
-         return world_.executor(rank).Connect(ExecutorWorld::kTimeout);
-       })) {
-    ASSERT_TRUE(status.ok()) << status;
-  }
+  ASSERT_TRUE(AllOk(world_.ConnectAll()));
   world_.ExpectEveryElementRight(plan_);
 }
 
