@@ -43,19 +43,12 @@ absl::Status CreateExecutor(const refit_executor_options& options,
                             refit_executor*& executor) {
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
-  if (!status.ok()) return status;
-  if (options.reserved != 0) {
-    return absl::InvalidArgumentError("reserved is not 0");
-  }
-  for (const auto& [name, value] :
-       {std::pair("without_graph", options.without_graph),
-        std::pair("time_rounds", options.time_rounds),
-        std::pair("without_memory_watch", options.without_memory_watch)}) {
-    if (value == 0 || value == 1) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
-  }
-  status = CheckRank(*options.plan, options.rank);
+  status.Update(CheckReserved(options.reserved));
+  status.Update(
+      CheckFlags({{"without_graph", options.without_graph},
+                  {"time_rounds", options.time_rounds},
+                  {"without_memory_watch", options.without_memory_watch}}));
+  if (status.ok()) status = CheckRank(*options.plan, options.rank);
   if (!status.ok()) return status;
   const absl::StatusOr<Wire> wire = WireOf(options);
   if (!wire.ok()) return wire.status();
@@ -76,20 +69,30 @@ absl::Status CreateExecutor(const refit_executor_options& options,
   return absl::OkStatus();
 }
 
-// Element `i` of a caller's array, whose elements may be larger or smaller than
-// ours, but have one size.
-template <typename Struct>
-absl::StatusOr<Struct> ReadElement(const Struct* array, size_t i,
-                                   const char* array_name,
-                                   const char* struct_name) {
-  const auto& element = *reinterpret_cast<const Struct*>(
-      reinterpret_cast<const unsigned char*>(array) + i * array->struct_size);
-  if (element.struct_size != array->struct_size) {
+// Calls `take` for each of a caller's array, whose elements may be larger or
+// smaller than ours, but have one size.
+template <typename Struct, typename Take>
+absl::Status ForEach(const Struct* array, size_t count, const char* name,
+                     const char* struct_name, const Take& take) {
+  if (count == 0) return absl::OkStatus();
+  if (absl::Status s = CheckNotNull({{name, array}}); !s.ok()) return s;
+  for (size_t i = 0; i < count; ++i) {
+    const auto& element = *reinterpret_cast<const Struct*>(
+        reinterpret_cast<const unsigned char*>(array) + i * array->struct_size);
+    absl::Status status;
+    if (element.struct_size != array->struct_size) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("struct_size is ", element.struct_size, ", that of ",
+                       name, "[0] is ", array->struct_size));
+    } else {
+      const absl::StatusOr<Struct> known = Read(element, struct_name);
+      status = known.ok() ? take(*known) : known.status();
+    }
+    if (status.ok()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("struct_size is ", element.struct_size, ", that of ",
-                     array_name, "[0] is ", array->struct_size));
+        absl::StrCat(name, "[", i, "]: ", status.message()));
   }
-  return Read(element, struct_name);
+  return absl::OkStatus();
 }
 
 // One that this library does not know is one that nobody wants.
@@ -99,77 +102,36 @@ DType ToDType(refit_dtype dtype) {
              : DType::kUnspecified;
 }
 
-absl::StatusOr<BoundTensor> ToBound(
-    const absl::StatusOr<refit_tensor>& tensor) {
-  if (!tensor.ok()) return tensor.status();
-  absl::Status status = CheckNotNull({{"name", tensor->name}});
-  if (tensor->dimensions > 0) {
-    status.Update(CheckNotNull({{"shape", tensor->shape}}));
+absl::StatusOr<BoundTensor> ToBound(const refit_tensor& tensor) {
+  absl::Status status = CheckNotNull({{"name", tensor.name}});
+  if (tensor.dimensions > 0) {
+    status.Update(CheckNotNull({{"shape", tensor.shape}}));
   }
-  if (tensor->reserved != 0) {
-    status.Update(absl::InvalidArgumentError("reserved is not 0"));
-  }
+  status.Update(CheckReserved(tensor.reserved));
   if (!status.ok()) return status;
-  BoundTensor bound = {.name = tensor->name,
-                       .data = tensor->data,
-                       .size_bytes = tensor->size_bytes,
-                       .dtype = DType::kUnspecified,
+  BoundTensor bound = {.name = tensor.name,
+                       .data = tensor.data,
+                       .size_bytes = tensor.size_bytes,
+                       .dtype = ToDType(tensor.dtype),
                        .shape = {}};
-  bound.dtype = ToDType(tensor->dtype);
-  bound.shape.assign(tensor->shape, tensor->shape + tensor->dimensions);
-  return bound;
-}
-
-absl::StatusOr<std::vector<BoundTensor>> ToBound(const refit_tensor* tensors,
-                                                 size_t count) {
-  std::vector<BoundTensor> bound;
-  for (size_t i = 0; i < count; ++i) {
-    absl::StatusOr<BoundTensor> one =
-        ToBound(ReadElement(tensors, i, "tensors", "refit_tensor"));
-    if (!one.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tensors[", i, "]: ", one.status().message()));
-    }
-    bound.push_back(*std::move(one));
-  }
+  bound.shape.assign(tensor.shape, tensor.shape + tensor.dimensions);
   return bound;
 }
 
 using TensorsByName = absl::flat_hash_map<std::string_view, BoundTensor*>;
 
-absl::Status GiveChanges(const absl::StatusOr<refit_changes>& known,
-                         const TensorsByName& tensors) {
-  if (!known.ok()) return known.status();
+absl::Status SetBitmap(const refit_changes& given,
+                       const TensorsByName& tensors) {
   const absl::Status status =
-      CheckNotNull({{"tensor", known->tensor}, {"bits", known->bits}});
+      CheckNotNull({{"tensor", given.tensor}, {"bits", given.bits}});
   if (!status.ok()) return status;
-  const auto found = tensors.find(known->tensor);
+  const auto found = tensors.find(given.tensor);
   if (found == tensors.end() || found->second->changes != nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "\"", known->tensor, "\" ",
+        "\"", given.tensor, "\" ",
         found == tensors.end() ? "is none of the tensors" : "is given twice"));
   }
-  found->second->changes = known->bits;
-  return absl::OkStatus();
-}
-
-absl::Status GiveChanges(const refit_changes* changes, size_t count,
-                         std::vector<BoundTensor>& tensors) {
-  if (count > 0) {
-    const absl::Status status = CheckNotNull({{"changes", changes}});
-    if (!status.ok()) return status;
-  }
-  TensorsByName by_name;
-  if (count > 0) {
-    for (BoundTensor& tensor : tensors) by_name.emplace(tensor.name, &tensor);
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const absl::Status status = GiveChanges(
-        ReadElement(changes, i, "changes", "refit_changes"), by_name);
-    if (status.ok()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("changes[", i, "]: ", status.message()));
-  }
+  found->second->changes = given.bits;
   return absl::OkStatus();
 }
 
@@ -184,13 +146,12 @@ refit_post_hook ToC(const TensorPostHook& hook) {
 }
 
 absl::StatusOr<PostHookPerformer> ToPerformer(
-    const absl::StatusOr<refit_post_hook_performer>& known) {
-  if (!known.ok()) return known.status();
-  const absl::Status status = CheckNotNull({{"name", known->name}});
+    const refit_post_hook_performer& given) {
+  const absl::Status status = CheckNotNull({{"name", given.name}});
   if (!status.ok()) return status;
-  PostHookPerformer performer = {.name = known->name, .perform = nullptr};
-  if (known->perform == nullptr) return performer;
-  performer.perform = [perform = known->perform, context = known->context](
+  PostHookPerformer performer = {.name = given.name, .perform = nullptr};
+  if (given.perform == nullptr) return performer;
+  performer.perform = [perform = given.perform, context = given.context](
                           const TensorPostHook& hook,
                           const BoundTensor& tensor) {
     const refit_post_hook shown = ToC(hook);
@@ -210,25 +171,6 @@ absl::StatusOr<PostHookPerformer> ToPerformer(
   return performer;
 }
 
-absl::StatusOr<std::vector<PostHookPerformer>> ToPerformers(
-    const refit_post_hook_performer* hooks, size_t count) {
-  std::vector<PostHookPerformer> performers;
-  if (count > 0) {
-    const absl::Status status = CheckNotNull({{"hooks", hooks}});
-    if (!status.ok()) return status;
-  }
-  for (size_t i = 0; i < count; ++i) {
-    absl::StatusOr<PostHookPerformer> one = ToPerformer(
-        ReadElement(hooks, i, "hooks", "refit_post_hook_performer"));
-    if (!one.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("hooks[", i, "]: ", one.status().message()));
-    }
-    performers.push_back(*std::move(one));
-  }
-  return performers;
-}
-
 absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
   RunOptions options;
   if (given == nullptr) return options;
@@ -245,15 +187,10 @@ absl::StatusOr<RunOptions> ToRunOptions(const refit_run_options* given) {
     return absl::InvalidArgumentError(absl::StrCat(
         "addresses is NULL, address_count is ", known->address_count));
   }
-  for (const auto& [name, value] :
-       {std::pair("check", known->check), std::pair("dense", known->dense)}) {
-    if (value == 0 || value == 1) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
-  }
-  if (known->reserved != 0) {
-    return absl::InvalidArgumentError("run options: reserved is not 0");
-  }
+  absl::Status status =
+      CheckFlags({{"check", known->check}, {"dense", known->dense}});
+  status.Update(CheckReserved(known->reserved));
+  if (!status.ok()) return status;
   options.direct_multiprocessors = known->direct_multiprocessors;
   options.check = known->check == 1;
   options.dense = known->dense == 1;
@@ -348,65 +285,76 @@ template <typename Element, typename Visitor>
 refit_status* VisitEach(const refit_executor* executor,
                         const std::vector<Element>& (Executor::*list)() const,
                         Visitor visit, void* context) {
-  return Guarded([&] {
-    const absl::Status status =
-        CheckNotNull({{"executor", executor},
-                      {"visit", reinterpret_cast<const void*>(visit)}});
-    if (!status.ok()) return status;
-    for (const Element& element : (executor->worker->executor().*list)()) {
-      const auto shown = ToC(element);
-      visit(&shown, context);
-    }
-    return status;
-  });
+  return Guarded(
+      {{"executor", executor}, {"visit", reinterpret_cast<const void*>(visit)}},
+      [&]() -> absl::Status {
+        for (const Element& element : (executor->worker->executor().*list)()) {
+          const auto shown = ToC(element);
+          visit(&shown, context);
+        }
+        return absl::OkStatus();
+      });
 }
 
 absl::Status Bind(refit_executor* executor, const refit_tensor* tensors,
                   size_t count, const refit_bind_options& options) {
-  absl::Status status = CheckNotNull({{"executor", executor}});
-  if (count > 0) status.Update(CheckNotNull({{"tensors", tensors}}));
-  if (!status.ok()) return status;
   const auto timeout = Timeout(options.timeout_ms);
   if (!timeout.ok()) return timeout.status();
-  auto bound = ToBound(tensors, count);
-  if (!bound.ok()) return bound.status();
-  status = GiveChanges(options.changes, options.changes_count, *bound);
+  std::vector<BoundTensor> bound;
+  absl::Status status = ForEach(tensors, count, "tensors", "refit_tensor",
+                                [&](const refit_tensor& tensor) {
+                                  absl::StatusOr<BoundTensor> one =
+                                      ToBound(tensor);
+                                  if (one.ok())
+                                    bound.push_back(*std::move(one));
+                                  return one.status();
+                                });
   if (!status.ok()) return status;
-  auto performers = ToPerformers(options.hooks, options.hook_count);
-  if (!performers.ok()) return performers.status();
+  TensorsByName by_name;
+  if (options.changes_count > 0) {
+    for (BoundTensor& tensor : bound) by_name.emplace(tensor.name, &tensor);
+  }
+  status = ForEach(options.changes, options.changes_count, "changes",
+                   "refit_changes", [&](const refit_changes& changes) {
+                     return SetBitmap(changes, by_name);
+                   });
+  std::vector<PostHookPerformer> performers;
+  if (status.ok()) {
+    status = ForEach(
+        options.hooks, options.hook_count, "hooks", "refit_post_hook_performer",
+        [&](const refit_post_hook_performer& hook) {
+          absl::StatusOr<PostHookPerformer> one = ToPerformer(hook);
+          if (one.ok()) performers.push_back(*std::move(one));
+          return one.status();
+        });
+  }
+  if (!status.ok()) return status;
   return executor->worker->Call([&](Executor& rank) {
-    return rank.Bind(*bound, *timeout, *std::move(performers));
+    return rank.Bind(bound, *timeout, std::move(performers));
   });
 }
 
 }  // namespace
 }  // namespace refit
 
-using refit::CheckNotNull;
 using refit::Guarded;
 
 refit_status* refit_executor_create(const refit_executor_options* options,
                                     refit_executor** executor) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"executor", executor}});
-    if (!status.ok()) return status;
-    *executor = nullptr;
-    status = CheckNotNull({{"options", options}});
-    if (!status.ok()) return status;
-    const absl::StatusOr<refit_executor_options> known =
-        refit::Read(*options, "refit_executor_options");
-    return known.ok() ? refit::CreateExecutor(*known, *executor)
-                      : known.status();
-  });
+  return Guarded(executor, "executor", {{"options", options}},
+                 [&]() -> absl::Status {
+                   const absl::StatusOr<refit_executor_options> known =
+                       refit::Read(*options, "refit_executor_options");
+                   return known.ok() ? refit::CreateExecutor(*known, *executor)
+                                     : known.status();
+                 });
 }
 
 void refit_executor_free(refit_executor* executor) { delete executor; }
 
 refit_status* refit_executor_connect(refit_executor* executor,
                                      int64_t timeout_ms) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"executor", executor}});
-    if (!status.ok()) return status;
+  return Guarded({{"executor", executor}}, [&]() -> absl::Status {
     const auto timeout = refit::Timeout(timeout_ms);
     if (!timeout.ok()) return timeout.status();
     return executor->worker->Call(
@@ -417,30 +365,28 @@ refit_status* refit_executor_connect(refit_executor* executor,
 refit_status* refit_executor_replace(refit_executor* executor,
                                      const refit_replacement* replacement,
                                      int64_t timeout_ms) {
-  return Guarded([&] {
-    absl::Status status =
-        CheckNotNull({{"executor", executor}, {"replacement", replacement}});
-    if (!status.ok()) return status;
-    const auto known = refit::Read(*replacement, "refit_replacement");
-    if (!known.ok()) return known.status();
-    status = CheckNotNull({{"plan", known->plan}});
-    if (!status.ok()) return status;
-    if (known->reserved != 0) {
-      return absl::InvalidArgumentError("reserved is not 0");
-    }
-    const auto timeout = refit::Timeout(timeout_ms);
-    if (!timeout.ok()) return timeout.status();
-    refit::Replacement next = {.plan = known->plan->file, .rank = known->rank};
-    if (known->rendezvous != nullptr) next.meeting = known->rendezvous->tcp;
-    if (known->fabric != nullptr) next.fabric = known->fabric->fabric;
-    return executor->worker->Replace(std::move(next), *timeout);
-  });
+  return Guarded(
+      {{"executor", executor}, {"replacement", replacement}},
+      [&]() -> absl::Status {
+        const auto known = refit::Read(*replacement, "refit_replacement");
+        if (!known.ok()) return known.status();
+        absl::Status status = refit::CheckNotNull({{"plan", known->plan}});
+        status.Update(refit::CheckReserved(known->reserved));
+        if (!status.ok()) return status;
+        const auto timeout = refit::Timeout(timeout_ms);
+        if (!timeout.ok()) return timeout.status();
+        refit::Replacement next = {.plan = known->plan->file,
+                                   .rank = known->rank};
+        if (known->rendezvous != nullptr) next.meeting = known->rendezvous->tcp;
+        if (known->fabric != nullptr) next.fabric = known->fabric->fabric;
+        return executor->worker->Replace(std::move(next), *timeout);
+      });
 }
 
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
                                   int64_t timeout_ms) {
-  return Guarded([&] {
+  return Guarded({{"executor", executor}}, [&] {
     return refit::Bind(executor, tensors, count,
                        {.struct_size = sizeof(refit_bind_options),
                         .timeout_ms = timeout_ms,
@@ -455,7 +401,7 @@ refit_status* refit_executor_bind_with(refit_executor* executor,
                                        const refit_tensor* tensors,
                                        size_t count,
                                        const refit_bind_options* options) {
-  return Guarded([&]() -> absl::Status {
+  return Guarded({{"executor", executor}}, [&]() -> absl::Status {
     refit_bind_options known = {};
     if (options != nullptr) {
       const absl::StatusOr<refit_bind_options> given =
@@ -480,9 +426,7 @@ refit_status* refit_executor_visit_post_hooks(const refit_executor* executor,
 
 refit_status* refit_executor_run(refit_executor* executor, void* stream,
                                  const refit_run_options* options) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"executor", executor}});
-    if (!status.ok()) return status;
+  return Guarded({{"executor", executor}}, [&]() -> absl::Status {
     const auto known = refit::ToRunOptions(options);
     if (!known.ok()) return known.status();
     return executor->worker->Call(
@@ -492,14 +436,11 @@ refit_status* refit_executor_run(refit_executor* executor, void* stream,
 
 refit_status* refit_cast_and_mark(refit_device* device, void* stream,
                                   const refit_marking_cast* cast) {
-  return Guarded([&]() -> absl::Status {
-    const absl::Status status =
-        CheckNotNull({{"device", device}, {"cast", cast}});
-    if (!status.ok()) return status;
+  return Guarded({{"device", device}, {"cast", cast}}, [&]() -> absl::Status {
     const auto known = refit::Read(*cast, "refit_marking_cast");
     if (!known.ok()) return known.status();
-    if (known->reserved != 0) {
-      return absl::InvalidArgumentError("reserved is not 0");
+    if (absl::Status s = refit::CheckReserved(known->reserved); !s.ok()) {
+      return s;
     }
     return device->device->CastAndMark(
         {.from = known->from,
@@ -513,9 +454,7 @@ refit_status* refit_cast_and_mark(refit_device* device, void* stream,
 }
 
 refit_status* refit_executor_wait(refit_executor* executor) {
-  return Guarded([&] {
-    const absl::Status status = CheckNotNull({{"executor", executor}});
-    if (!status.ok()) return status;
+  return Guarded({{"executor", executor}}, [&]() -> absl::Status {
     return executor->worker->Call(
         [](refit::Executor& rank) { return rank.Wait(); });
   });
@@ -526,36 +465,34 @@ refit_status* refit_executor_visit_digest(refit_executor* executor,
                                           const refit_digest_options* options,
                                           refit_param_digest_visitor visit,
                                           void* context) {
-  return Guarded([&]() -> absl::Status {
-    const absl::Status status =
-        CheckNotNull({{"executor", executor},
-                      {"visit", reinterpret_cast<const void*>(visit)}});
-    if (!status.ok()) return status;
-    refit::DigestOptions known;
-    if (options != nullptr) {
-      const absl::StatusOr<refit_digest_options> given =
-          refit::Read(*options, "refit_digest_options");
-      if (!given.ok()) return given.status();
-      if (given->among == nullptr && given->among_count != 0) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("among is NULL, among_count is ", given->among_count));
-      }
-      known.among = {given->among, given->among_count};
-    }
-    const auto digests = executor->worker->executor().Digest(stream, known);
-    if (!digests.ok()) return digests.status();
-    for (const refit::ParamDigest& digest : *digests) {
-      const refit_param_digest shown = {
-          .struct_size = sizeof(refit_param_digest),
-          .param = digest.param.c_str(),
-          .dtype = static_cast<refit_dtype>(digest.dtype),
-          .reserved = 0,
-          .sum = digest.digest.sum,
-          .elements = digest.digest.elements};
-      visit(&shown, context);
-    }
-    return status;
-  });
+  return Guarded(
+      {{"executor", executor}, {"visit", reinterpret_cast<const void*>(visit)}},
+      [&]() -> absl::Status {
+        refit::DigestOptions known;
+        if (options != nullptr) {
+          const absl::StatusOr<refit_digest_options> given =
+              refit::Read(*options, "refit_digest_options");
+          if (!given.ok()) return given.status();
+          if (given->among == nullptr && given->among_count != 0) {
+            return absl::InvalidArgumentError(absl::StrCat(
+                "among is NULL, among_count is ", given->among_count));
+          }
+          known.among = {given->among, given->among_count};
+        }
+        const auto digests = executor->worker->executor().Digest(stream, known);
+        if (!digests.ok()) return digests.status();
+        for (const refit::ParamDigest& digest : *digests) {
+          const refit_param_digest shown = {
+              .struct_size = sizeof(refit_param_digest),
+              .param = digest.param.c_str(),
+              .dtype = static_cast<refit_dtype>(digest.dtype),
+              .reserved = 0,
+              .sum = digest.digest.sum,
+              .elements = digest.digest.elements};
+          visit(&shown, context);
+        }
+        return absl::OkStatus();
+      });
 }
 
 uint64_t refit_digest_add(uint64_t sum_a, uint64_t sum_b) {
@@ -580,29 +517,26 @@ const char* refit_state_name(refit_state state) {
 
 refit_status* refit_executor_counters(const refit_executor* executor,
                                       refit_counters* counters) {
-  return Guarded([&] {
-    absl::Status status =
-        CheckNotNull({{"executor", executor}, {"counters", counters}});
-    if (!status.ok()) return status;
-    return refit::Fill(refit::ToC(executor->worker->executor().counters()),
-                       "refit_counters", counters);
-  });
+  return Guarded(
+      {{"executor", executor}, {"counters", counters}}, [&]() -> absl::Status {
+        return refit::Fill(refit::ToC(executor->worker->executor().counters()),
+                           "refit_counters", counters);
+      });
 }
 
 refit_status* refit_executor_delta_report(const refit_executor* executor,
                                           refit_delta_report* report) {
-  return Guarded([&] {
-    absl::Status status =
-        CheckNotNull({{"executor", executor}, {"report", report}});
-    if (!status.ok()) return status;
-    const auto& last = executor->worker->executor().delta_report();
-    if (!last.has_value()) {
-      return absl::NotFoundError(
-          "no refit of a plan with deltas has succeeded since the last bind or "
-          "run");
-    }
-    return refit::Fill(refit::ToC(*last), "refit_delta_report", report);
-  });
+  return Guarded(
+      {{"executor", executor}, {"report", report}}, [&]() -> absl::Status {
+        const auto& last = executor->worker->executor().delta_report();
+        if (!last.has_value()) {
+          return absl::NotFoundError(
+              "no refit of a plan with deltas has succeeded since the last "
+              "bind or "
+              "run");
+        }
+        return refit::Fill(refit::ToC(*last), "refit_delta_report", report);
+      });
 }
 
 refit_status* refit_executor_visit_rounds(const refit_executor* executor,

@@ -12,24 +12,17 @@
 
 static_assert(REFIT_UNIQUE_ID_BYTES == sizeof(refit::UniqueId));
 
-using refit::CheckNotNull;
 using refit::Guarded;
 
 refit_status* refit_device_create_host(refit_device** device) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"device", device}});
-    if (!status.ok()) return status;
-    *device = nullptr;
+  return Guarded(device, "device", {}, [&]() -> absl::Status {
     *device = new refit_device{std::make_shared<refit::HostDevice>()};
-    return status;
+    return absl::OkStatus();
   });
 }
 
 refit_status* refit_device_create_cuda(int32_t ordinal, refit_device** device) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"device", device}});
-    if (!status.ok()) return status;
-    *device = nullptr;
+  return Guarded(device, "device", {}, [&]() -> absl::Status {
     absl::StatusOr<std::unique_ptr<refit::Device>> made =
         refit::CreateCudaDevice(ordinal);
     if (made.ok()) *device = new refit_device{*std::move(made)};
@@ -44,27 +37,21 @@ void refit_device_free(refit_device* device) { delete device; }
 refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
                                           int32_t rank, int32_t world_size,
                                           refit_rendezvous** rendezvous) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
-    if (!status.ok()) return status;
-    *rendezvous = nullptr;
-    status = CheckNotNull({{"host", host}});
-    if (!status.ok()) return status;
-    absl::StatusOr<std::string> secret = refit::SecretFromEnvironment();
-    if (!secret.ok()) return secret.status();
-    *rendezvous = new refit_rendezvous{{.host = host,
-                                        .port = port,
-                                        .rank = rank,
-                                        .world_size = world_size,
-                                        .secret = *std::move(secret)}};
-    return status;
-  });
+  return Guarded(
+      rendezvous, "rendezvous", {{"host", host}}, [&]() -> absl::Status {
+        absl::StatusOr<std::string> secret = refit::SecretFromEnvironment();
+        if (!secret.ok()) return secret.status();
+        *rendezvous = new refit_rendezvous{{.host = host,
+                                            .port = port,
+                                            .rank = rank,
+                                            .world_size = world_size,
+                                            .secret = *std::move(secret)}};
+        return absl::OkStatus();
+      });
 }
 
 refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]) {
-  return Guarded([&] {
-    const absl::Status status = CheckNotNull({{"id", id}});
-    if (!status.ok()) return status;
+  return Guarded({{"id", id}}, [&] {
     const absl::StatusOr<refit::UniqueId> made = refit::CreateUniqueId();
     if (made.ok()) std::memcpy(id, made->bytes.data(), made->bytes.size());
     return made.status();
@@ -73,9 +60,7 @@ refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]) {
 
 refit_status* refit_meeting_host(int32_t world_size,
                                  char id[REFIT_UNIQUE_ID_BYTES]) {
-  return Guarded([&] {
-    const absl::Status status = CheckNotNull({{"id", id}});
-    if (!status.ok()) return status;
+  return Guarded({{"id", id}}, [&] {
     const absl::StatusOr<refit::UniqueId> made = refit::HostMeeting(world_size);
     if (made.ok()) std::memcpy(id, made->bytes.data(), made->bytes.size());
     return made.status();
@@ -85,12 +70,7 @@ refit_status* refit_meeting_host(int32_t world_size,
 refit_status* refit_rendezvous_create_unique_id(
     const char id[REFIT_UNIQUE_ID_BYTES], int32_t rank, int32_t world_size,
     refit_rendezvous** rendezvous) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
-    if (!status.ok()) return status;
-    *rendezvous = nullptr;
-    status = CheckNotNull({{"id", id}});
-    if (!status.ok()) return status;
+  return Guarded(rendezvous, "rendezvous", {{"id", id}}, [&]() -> absl::Status {
     refit::UniqueId given;
     std::memcpy(given.bytes.data(), id, given.bytes.size());
     absl::StatusOr<refit::TcpRendezvous> tcp =
@@ -101,10 +81,7 @@ refit_status* refit_rendezvous_create_unique_id(
 }
 
 refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"rendezvous", rendezvous}});
-    if (!status.ok()) return status;
-    *rendezvous = nullptr;
+  return Guarded(rendezvous, "rendezvous", {}, [&]() -> absl::Status {
     absl::StatusOr<refit::TcpRendezvous> tcp =
         refit::RendezvousFromEnvironment();
     if (tcp.ok()) *rendezvous = new refit_rendezvous{*std::move(tcp)};
@@ -113,9 +90,7 @@ refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous) {
 }
 
 refit_status* refit_local_rank_from_environment(int32_t* local_rank) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"local_rank", local_rank}});
-    if (!status.ok()) return status;
+  return Guarded({{"local_rank", local_rank}}, [&]() -> absl::Status {
     const absl::StatusOr<int32_t> found = refit::LocalRankFromEnvironment();
     if (found.ok()) *local_rank = *found;
     return found.status();
@@ -134,10 +109,7 @@ void refit_rendezvous_free(refit_rendezvous* rendezvous) { delete rendezvous; }
 
 refit_status* refit_local_fabric_create(int32_t world_size,
                                         refit_local_fabric** fabric) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"fabric", fabric}});
-    if (!status.ok()) return status;
-    *fabric = nullptr;
+  return Guarded(fabric, "fabric", {}, [&]() -> absl::Status {
     constexpr int32_t kMax = refit::TcpRendezvous::kWorldSizeMax;
     if (world_size < 1 || world_size > kMax) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -145,7 +117,7 @@ refit_status* refit_local_fabric_create(int32_t world_size,
     }
     *fabric = new refit_local_fabric{
         std::make_shared<refit::LocalFabric>(world_size)};
-    return status;
+    return absl::OkStatus();
   });
 }
 

@@ -61,17 +61,11 @@ void VisitTensors(const PlanFile& plan, int32_t rank,
 }  // namespace
 }  // namespace refit
 
-using refit::CheckNotNull;
 using refit::Guarded;
 
 refit_status* refit_plan_open(const char* path, refit_plan** plan) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull({{"plan", plan}});
-    if (!status.ok()) return status;
-    *plan = nullptr;
-    status = CheckNotNull({{"path", path}});
-    return status.ok() ? refit::OpenPlan(path, *plan) : status;
-  });
+  return Guarded(plan, "plan", {{"path", path}},
+                 [&] { return refit::OpenPlan(path, *plan); });
 }
 
 void refit_plan_free(refit_plan* plan) { delete plan; }
@@ -90,10 +84,8 @@ const char* refit_plan_digest(const refit_plan* plan) {
 
 refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
                                        uint64_t* staging_bytes) {
-  return Guarded([&] {
-    absl::Status status =
-        CheckNotNull({{"plan", plan}, {"staging_bytes", staging_bytes}});
-    if (status.ok()) status = refit::CheckRank(*plan, rank);
+  return Guarded({{"plan", plan}, {"staging_bytes", staging_bytes}}, [&] {
+    const absl::Status status = refit::CheckRank(*plan, rank);
     if (status.ok()) {
       *staging_bytes =
           plan->file->body().programs()->Get(rank)->staging_bytes();
@@ -105,11 +97,10 @@ refit_status* refit_plan_staging_bytes(const refit_plan* plan, int32_t rank,
 refit_status* refit_plan_visit_tensors(const refit_plan* plan, int32_t rank,
                                        refit_tensor_visitor visit,
                                        void* context) {
-  return Guarded([&] {
-    absl::Status status = CheckNotNull(
-        {{"plan", plan}, {"visit", reinterpret_cast<const void*>(visit)}});
-    if (status.ok()) status = refit::CheckRank(*plan, rank);
-    if (status.ok()) refit::VisitTensors(*plan->file, rank, visit, context);
-    return status;
-  });
+  return Guarded(
+      {{"plan", plan}, {"visit", reinterpret_cast<const void*>(visit)}}, [&] {
+        const absl::Status status = refit::CheckRank(*plan, rank);
+        if (status.ok()) refit::VisitTensors(*plan->file, rank, visit, context);
+        return status;
+      });
 }

@@ -54,6 +54,15 @@ absl::Status CheckNotNull(std::initializer_list<Argument> arguments) {
   return absl::OkStatus();
 }
 
+absl::Status CheckFlags(std::initializer_list<FlagField> flags) {
+  for (const auto& [name, value] : flags) {
+    if (value == 0 || value == 1) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, ", it should be 0 or 1"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<nanoseconds> Timeout(int64_t timeout_ms) {
   if (timeout_ms < 0) {
     return absl::InvalidArgumentError(absl::StrCat("timeout_ms is ", timeout_ms,

@@ -70,6 +70,41 @@ struct Argument {
 };
 absl::Status CheckNotNull(std::initializer_list<Argument> arguments);
 
+// Runs the body unless one of `arguments` is null.
+template <typename Body>
+refit_status* Guarded(std::initializer_list<Argument> arguments,
+                      const Body& body) noexcept {
+  return Guarded([&]() -> absl::Status {
+    const absl::Status status = CheckNotNull(arguments);
+    return status.ok() ? body() : status;
+  });
+}
+
+// Likewise of a function that gives `*object`, null if it fails.
+template <typename Object, typename Body>
+refit_status* Guarded(Object** object, const char* name,
+                      std::initializer_list<Argument> arguments,
+                      const Body& body) noexcept {
+  return Guarded({{name, object}}, [&]() -> absl::Status {
+    *object = nullptr;
+    const absl::Status status = CheckNotNull(arguments);
+    return status.ok() ? body() : status;
+  });
+}
+
+// That fields which have no meaning yet are 0.
+inline absl::Status CheckReserved(int64_t reserved) {
+  return reserved == 0 ? absl::OkStatus()
+                       : absl::InvalidArgumentError("reserved is not 0");
+}
+
+// The first of `flags` that is neither 0 nor 1, as an error.
+struct FlagField {
+  const char* name;
+  int32_t value;
+};
+absl::Status CheckFlags(std::initializer_list<FlagField> flags);
+
 template <typename Struct>
 absl::Status CheckSize(size_t size_bytes, const char* name) {
   if (size_bytes >= kFirstSizeBytes<Struct> &&

@@ -1019,8 +1019,7 @@ static void TestArgumentErrors(Rank* rank) {
           "dense is -1, it should be 0 or 1");
   options.dense = 0;
   options.reserved = 1;
-  INVALID(refit_executor_run(executor, NULL, &options),
-          "run options: reserved is not 0");
+  INVALID(refit_executor_run(executor, NULL, &options), "reserved is not 0");
   LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 1};
   INVALID(refit_executor_run(executor, NULL, &later.now),
           "refit_run_options sets a field that Refit ");
