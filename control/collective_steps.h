@@ -41,7 +41,7 @@ class CollectiveSteps {
   // The rank will not come to anything more, and has said so: steps that others
   // have begun and it has not fail.
   void Leave(int32_t rank);
-  uint64_t StrideOf(int32_t rank) const { return steps_[rank]; }
+  uint64_t newest_step() const { return newest_step_; }
   // Fails the steps in which someone's deadline has passed.
   void Expire(TimePoint now);
   // Reports the ranks that others have been waiting for, when it is time to.

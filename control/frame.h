@@ -44,7 +44,7 @@ enum class FrameType : uint32_t {
   kBegin = 2,         // of a step; its sequence is the StepPurpose
   kContribution = 3,  // to a collective
   kAbort = 4,
-  kGoodbye = 5,  // also from the server, when rank 0 closes; with its step
+  kGoodbye = 5,  // also from the server, when it ends; with the newest step
   // From the server.
   kWelcome = 6,  // all ranks have come
   kRefused = 7,  // to meet; with a status

@@ -5,16 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "control/link.h"
-#include "control/log.h"
 #include "control/own_thread.h"
 #include "control/unique_id_listener.h"
 
@@ -39,42 +36,6 @@ constexpr seconds kEndedTime{2};
 constexpr size_t kReceiveBytes = size_t{64} << 10;
 // From one connection before the others have their turn.
 constexpr int kReceivesPerTurn = 16;
-
-// Rank 0 without a secret lets everybody in, so it says that, but once.
-void SayThatAnybodyMayJoin(const std::string& address) {
-  static std::atomic<bool> said = false;
-  if (said.exchange(true)) return;
-  Log(LogLevel::kWarning,
-      absl::StrCat("rank 0 listens at ", address,
-                   " and lets in whoever reaches it, since neither "
-                   "REFIT_SECRET nor REFIT_SECRET_FILE is set"));
-}
-
-absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {
-  const bool open = rendezvous.secret.empty();
-  absl::StatusOr<Socket> listener =
-      rendezvous.id_name != 0
-          ? UniqueIdListener(rendezvous)
-          : Listen(rendezvous.host, rendezvous.port,
-                   open ? Interfaces::kOfHost : Interfaces::kAll);
-  if (!listener.ok()) {
-    const bool elsewhere =
-        open && absl::StrContains(listener.status().message(),
-                                  std::strerror(EADDRNOTAVAIL));
-    return absl::Status(
-        listener.status().code(),
-        absl::StrCat(
-            "connect: rank 0 cannot listen at port ", rendezvous.port, ": ",
-            listener.status().message(),
-            elsewhere ? absl::StrCat("; \"", rendezvous.host,
-                                     "\" is no address of this host, and only "
-                                     "with a secret (REFIT_SECRET) does rank 0 "
-                                     "listen at others")
-                      : ""));
-  }
-  if (open) SayThatAnybodyMayJoin(BoundText(*listener));
-  return listener;
-}
 
 // The ranks may be threads of this process, with a descriptor each; others are
 // for strangers and for what else the process has open.
@@ -103,43 +64,32 @@ ControlServer::Connection::Connection(Socket s)
       deadline(Clock::now() + kProofTime) {}
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
-    const TcpRendezvous& rendezvous, Socket own) {
+    const TcpRendezvous& rendezvous, Socket listener, Socket own) {
   absl::Status status = AllowDescriptorsFor(rendezvous);
   if (!status.ok()) return status;
-  Socket listener;
-  if (rendezvous.world_size > 1) {
-    absl::StatusOr<Socket> listening = ListenForRanks(rendezvous);
-    if (!listening.ok()) return listening.status();
-    listener = *std::move(listening);
-  }
+  absl::StatusOr<std::pair<Socket, Socket>> ends = ConnectedPair();
+  if (!ends.ok()) return ends.status();
   std::unique_ptr<ControlServer> server(
-      new ControlServer(rendezvous, std::move(listener), std::move(own)));
+      new ControlServer(rendezvous, std::move(listener), *std::move(ends)));
+  if (own.fd() >= 0) {
+    server->connections_.push_back(
+        std::make_unique<Connection>(std::move(own)));
+    server->connections_.back()->deadline = kNoDeadline;
+  }
   status = StartThread(server->thread_, "the thread of the control plane",
                        [made = server.get()] { made->Run(); });
   if (!status.ok()) return status;
   return server;
 }
 
-absl::StatusOr<std::shared_ptr<ControlServer>> ControlServer::Host(
-    const TcpRendezvous& rendezvous, Socket listener, Socket end) {
-  absl::Status status = AllowDescriptorsFor(rendezvous);
-  if (!status.ok()) return status;
-  std::shared_ptr<ControlServer> server(
-      new ControlServer(rendezvous, std::move(listener), std::move(end)));
-  status = StartThread(server->thread_, "the thread of the control plane",
-                       [server] { server->Run(); });
-  if (!status.ok()) return status;
-  // Nobody waits for its end: it may take as long as ranks take to read.
-  server->thread_.detach();
-  return server;
-}
-
 ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener,
-                             Socket own)
+                             std::pair<Socket, Socket> ends)
     : world_size_(rendezvous.world_size),
-      hosted_(rendezvous.hosted),
+      name_(ListenerOf(rendezvous.hosted)),
       id_name_(rendezvous.id_name),
       membership_(rendezvous.secret),
+      owner_end_(std::move(ends.first)),
+      owner_(std::move(ends.second)),
       listener_(std::move(listener)),
       by_rank_(world_size_),
       processes_(world_size_),
@@ -150,25 +100,23 @@ ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener,
                }
              }),
       receive_buffer_(kReceiveBytes) {
-  connections_.push_back(std::make_unique<Connection>(std::move(own)));
-  own_ = connections_.front().get();
-  // No stranger, though rank 0 proves itself as one does; its time is rank 0's.
-  own_->deadline = Clock::time_point::max();
-  if (!hosted_) processes_[0] = ProcessText();
   // A host may know its own name by another address than the others do.
   if (listener_.fd() >= 0 && rendezvous.secret.empty() &&
       !NamesLoopback(rendezvous.host)) {
-    trouble_ = absl::StrCat("rank 0 listens at ", BoundText(listener_),
+    trouble_ = absl::StrCat(name_, " listens at ", BoundText(listener_),
                             " alone, having no secret");
   }
 }
 
+void ControlServer::Stop() { owner_end_.Close(); }
+
 ControlServer::~ControlServer() {
+  Stop();
   if (thread_.joinable()) thread_.join();
 }
 
 void ControlServer::Run() {
-  while (!connections_.empty() || phase_ == Phase::kEnded) {
+  while (phase_ != Phase::kClosing || !connections_.empty()) {
     Poll();
     Expire(Clock::now());
     // By index: to lose one may add frames to others, but no connections.
@@ -191,16 +139,22 @@ void ControlServer::Poll() {
                       0});
   }
   const size_t count = polled.size();
-  if (listener_.fd() >= 0 && Clock::now() >= accept_again_) {
-    polled.push_back({listener_.fd(), POLLIN, 0});
-  }
+  // poll() leaves out what has no descriptor.
+  polled.push_back(
+      {Clock::now() < accept_again_ ? -1 : listener_.fd(), POLLIN, 0});
+  polled.push_back({owner_.fd(), POLLIN, 0});
   const int ready =
       poll(polled.data(), polled.size(), MillisecondsUntil(NextEvent()));
   if (ready <= 0) return;
   for (size_t i = 0; i < count; ++i) {
     if ((polled[i].revents & ~POLLOUT) != 0) Receive(*connections_[i]);
   }
-  if (polled.size() > count && polled.back().revents != 0) AcceptSome();
+  if (polled[count].revents != 0) AcceptSome();
+  if (polled[count + 1].revents != 0) {
+    owner_.Close();
+    // Else those that come are still to be told why.
+    if (phase_ != Phase::kEnded) Close();
+  }
 }
 
 void ControlServer::AcceptSome() {
@@ -231,7 +185,8 @@ void ControlServer::AcceptSome() {
 bool ControlServer::EvictStranger() {
   Connection* oldest = nullptr;
   for (const auto& connection : connections_) {
-    if (connection->rank >= 0 || connection->over || connection.get() == own_) {
+    if (connection->rank >= 0 || connection->over ||
+        connection->deadline == kNoDeadline) {
       continue;
     }
     if (oldest == nullptr) oldest = connection.get();
@@ -357,7 +312,7 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
     return true;
   }
   connection.transcript->claims = proof->claims;
-  const absl::Status status = CheckProof(connection, *proof);
+  const absl::Status status = CheckProof(*connection.transcript, *proof);
   if (!status.ok()) {
     Refuse(connection, status);
     return true;
@@ -420,25 +375,21 @@ bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
   return true;
 }
 
-std::string ControlServer::OnListener() const {
-  return absl::StrCat(hosted_ ? " at " : " on ", ListenerOf(hosted_), ", ");
-}
-
 absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
   if (hello.version != kProtocolVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("version of the control plane differs: ", kProtocolVersion,
-                     OnListener(), hello.version, " on rank ", rank));
+                     " on ", name_, ", ", hello.version, " on rank ", rank));
   }
   if (hello.id_name != id_name_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unique id differs: rank ", rank, " has another than ",
-                     ListenerOf(hosted_), ", or none"));
+    return absl::InvalidArgumentError(absl::StrCat("unique id differs: rank ",
+                                                   rank, " has another than ",
+                                                   name_, ", or none"));
   }
   if (rank == kNoRank) return absl::OkStatus();
   if (hello.world_size != world_size_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("world size differs: ", world_size_, OnListener(),
+        absl::StrCat("world size differs: ", world_size_, " on ", name_, ", ",
                      hello.world_size, " on rank ", rank));
   }
   if (rank < 0 || rank >= world_size_) {
@@ -448,21 +399,17 @@ absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
   return absl::OkStatus();
 }
 
-absl::Status ControlServer::CheckProof(const Connection& connection,
+absl::Status ControlServer::CheckProof(const Transcript& transcript,
                                        const Proof& proof) const {
-  const int32_t rank = connection.transcript->rank;
-  if (!membership_.Verify(proof.mac, End::kRank, *connection.transcript)) {
+  const int32_t rank = transcript.rank;
+  if (!membership_.Verify(proof.mac, End::kRank, transcript)) {
     return absl::PermissionDeniedError(
-        absl::StrCat("secret differs: rank ", rank, " has another than ",
-                     ListenerOf(hosted_),
+        absl::StrCat("secret differs: rank ", rank, " has another than ", name_,
                      ", or one of them has none (REFIT_SECRET, "
                      "REFIT_SECRET_FILE)"));
   }
   if (rank == kNoRank) return absl::OkStatus();
-  const bool taken = rank == 0 && !hosted_
-                         ? &connection != own_
-                         : phase_ == Phase::kMet || by_rank_[rank] != nullptr;
-  if (taken) {
+  if (phase_ == Phase::kMet || by_rank_[rank] != nullptr) {
     return absl::AlreadyExistsError(
         absl::StrCat("two processes are rank ", rank, ": ", processes_[rank],
                      " and ", proof.claims.process));
@@ -471,10 +418,11 @@ absl::Status ControlServer::CheckProof(const Connection& connection,
 }
 
 void ControlServer::HandleGoodbye(Connection& connection) {
-  if (connection.rank == 0 && !hosted_) return Close();
   connection.over = true;
   by_rank_[connection.rank] = nullptr;
-  if (phase_ == Phase::kMet) steps_.Leave(connection.rank);
+  if (phase_ != Phase::kMet) return;
+  steps_.Leave(connection.rank);
+  if (NobodyIsHere()) Close();
 }
 
 void ControlServer::Expire(Clock::time_point now) {
@@ -488,10 +436,10 @@ void ControlServer::Expire(Clock::time_point now) {
     }
   }
   if (phase_ == Phase::kEnded && ended_until_ <= now) {
-    if (hosted_ && !in_vain_) {
-      MeetAgain();
-    } else {
+    if (owner_.fd() < 0 || in_vain_) {
       Close();
+    } else {
+      MeetAgain();
     }
   }
   if (phase_ == Phase::kMeeting && EndMeetingIfLeft(now)) return;
@@ -499,14 +447,10 @@ void ControlServer::Expire(Clock::time_point now) {
   if (phase_ == Phase::kMet) {
     steps_.Expire(now);
     if (!rank_gone_) steps_.ReportMissing(now);
-    if (hosted_ &&
-        std::count(by_rank_.begin(), by_rank_.end(), nullptr) == world_size_) {
-      Close();
-    }
   }
 }
 
-// Ranks of a hosted meeting may try again.
+// The ranks may try again.
 void ControlServer::MeetAgain() {
   phase_ = Phase::kMeeting;
   left_.clear();
@@ -520,14 +464,10 @@ void ControlServer::EndMeeting(const absl::Status& status,
   ended_ = status;
   ended_until_ = Clock::now() + stay;
   told_.assign(world_size_, false);
-  if (!hosted_) {
-    told_[0] = true;  // perhaps before it has proved itself
-    if (own_ != nullptr) Refuse(*own_, ended_);
-  }
   const std::vector<Connection*> have_come =
       std::exchange(by_rank_, std::vector<Connection*>(world_size_, nullptr));
   for (Connection* rank : have_come) {
-    if (rank != nullptr && rank != own_) TellEnded(*rank);
+    if (rank != nullptr) TellEnded(*rank);
   }
 }
 
@@ -558,8 +498,7 @@ void ControlServer::TellEnded(Connection& connection) {
 
 void ControlServer::ReportMissing(Clock::time_point now) {
   if (!meeting_reminder_.IsDue(now)) return;
-  const bool waits = by_rank_ != std::vector<Connection*>(world_size_, nullptr);
-  if (hosted_ && !waits) return;  // nobody may ever come
+  if (NobodyIsHere()) return;  // and nobody may ever come
   std::vector<int32_t> missing;
   for (int32_t rank = 0; rank < world_size_; ++rank) {
     if (by_rank_[rank] == nullptr) missing.push_back(rank);
@@ -642,6 +581,10 @@ void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
   CloseWhenSent(connection);
 }
 
+bool ControlServer::NobodyIsHere() const {
+  return std::count(by_rank_.begin(), by_rank_.end(), nullptr) == world_size_;
+}
+
 // Whether the ranks have met, and one is not there any more. Whoever comes now
 // comes for the next meeting, which begins when this one is closed.
 bool ControlServer::IsLeft() const {
@@ -674,35 +617,33 @@ void ControlServer::CloseWhenSent(Connection& connection) {
 void ControlServer::Lose(Connection& connection, const std::string& reason) {
   connection.over = true;
   const int32_t rank = connection.rank;
-  const bool is_own = &connection == own_;
-  if (is_own) own_ = nullptr;  // its address may be another's next
-  if (connection.closing) return;
-  if (is_own) return Close();
-  if (rank < 0) return;
+  if (connection.closing || rank < 0) return;
   by_rank_[rank] = nullptr;
   if (phase_ == Phase::kMeeting) {
     left_.push_back({rank, Clock::now() + kGoneTime, reason});
   }
-  if (phase_ != Phase::kMet || rank_gone_) return;
-  rank_gone_ = true;
+  if (phase_ != Phase::kMet) return;
+  if (NobodyIsHere()) return Close();
+  if (std::exchange(rank_gone_, true)) return;
   SendToAll({.type = FrameType::kGone,
              .rank = rank,
              .payload = StatusPayload(absl::UnavailableError(
                  absl::StrCat("rank ", rank, " is gone: ", reason)))});
 }
 
-// Rank 0, or the host, has no more use for the server, or all ranks have left:
-// so nobody has.
+// The owner has no more use for the server, or all ranks have left: so nobody
+// has.
 void ControlServer::Close() {
-  if (phase_ == Phase::kMet && !hosted_) {
-    SendToAll(
-        {.type = FrameType::kGoodbye, .step = steps_.StrideOf(0), .rank = 0});
+  if (phase_ == Phase::kMet) {
+    SendToAll({.type = FrameType::kGoodbye, .step = steps_.newest_step()});
+  }
+  if (phase_ == Phase::kMeeting) {
+    for (Connection* rank : by_rank_) {
+      if (rank != nullptr) PutOff(*rank);
+    }
   }
   phase_ = Phase::kClosing;
-  if (id_name_ != 0 && !hosted_ && listener_.fd() >= 0) {
-    ReturnUniqueIdListener(id_name_, std::move(listener_));
-  }
-  listener_.Close();
+  ReturnUniqueIdListener(id_name_, std::move(listener_));
   for (const auto& connection : connections_) {
     if (connection->rank < 0 && !connection->closing) connection->over = true;
     CloseWhenSent(*connection);

@@ -1,5 +1,5 @@
-// The middle of the control plane's star: a thread in rank 0's process, or in
-// that of the meeting's host, that all ranks, rank 0 too, are connected with.
+// The middle of the control plane's star: a thread that all ranks, rank 0 too,
+// are connected with. Who listens owns it: rank 0, or the meeting's host.
 #ifndef REFIT_CONTROL_SERVER_H_
 #define REFIT_CONTROL_SERVER_H_
 
@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,25 +29,24 @@ std::string ProcessText();
 
 class ControlServer {
  public:
-  // Listens, and serves `own`, the other end of rank 0's connection. Errors:
-  // kUnavailable, the port is taken; kResourceExhausted.
+  // Serves the ranks that come to `listener`, and a rank of this process at the
+  // other end of `own`. Without a descriptor: nobody comes there. The server
+  // ends by itself when all ranks have met and left, or a member has ended the
+  // meeting. Error: kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
-      const TcpRendezvous& rendezvous, Socket own);
+      const TcpRendezvous& rendezvous, Socket listener, Socket own);
 
-  // Serves a hosted meeting, whose ranks all come by `listener`. The server
-  // ends by itself when the host closes the other end of `end`, when all ranks
-  // have met and left, or when a member has ended the meeting. Error:
-  // kResourceExhausted.
-  static absl::StatusOr<std::shared_ptr<ControlServer>> Host(
-      const TcpRendezvous& rendezvous, Socket listener, Socket end);
+  // Ends it, and does not wait. Ranks that wait in the meeting are told to come
+  // again; those that have met, that the server has closed.
+  void Stop();
 
   // Whether all ranks have met, also if they have left since. Thread-safe.
   bool has_met() const { return has_met_; }
   // Whether its thread has ended. Thread-safe.
   bool is_over() const { return is_over_; }
 
-  // Requires: rank 0 has said goodbye or closed its end. Waits, for a limited
-  // time, until the others have read all that was sent to them.
+  // Stops it, and waits, for a limited time, until the ranks have read all that
+  // was sent to them.
   ~ControlServer();
 
  private:
@@ -77,7 +77,11 @@ class ControlServer {
     bool over = false;          // to be removed
   };
 
-  ControlServer(const TcpRendezvous& rendezvous, Socket listener, Socket own);
+  // The deadline of a rank of this process until it has proved itself.
+  static constexpr Clock::time_point kNoDeadline = Clock::time_point::max();
+
+  ControlServer(const TcpRendezvous& rendezvous, Socket listener,
+                std::pair<Socket, Socket> ends);
 
   void Run();
   void Poll();
@@ -92,7 +96,7 @@ class ControlServer {
   void SendAccepted(Connection& connection, const Transcript& transcript);
   bool HandleEnd(Connection& connection, const Frame& frame);
   absl::Status CheckHello(int32_t rank, const Hello& hello) const;
-  absl::Status CheckProof(const Connection& connection,
+  absl::Status CheckProof(const Transcript& transcript,
                           const Proof& proof) const;
   void HandleGoodbye(Connection& connection);
   void Expire(Clock::time_point now);
@@ -102,7 +106,6 @@ class ControlServer {
   void EndMeeting(const absl::Status& status, Clock::duration stay);
   bool EndMeetingIfLeft(Clock::time_point now);
   void MeetAgain();
-  std::string OnListener() const;
   void TellEnded(Connection& connection);
   void ReportMissing(Clock::time_point now);
   Clock::time_point NextEvent() const;
@@ -112,6 +115,7 @@ class ControlServer {
   void Flush(Connection& connection);
   // Tells the other end why, then closes.
   void Refuse(Connection& connection, const absl::Status& status);
+  bool NobodyIsHere() const;
   bool IsLeft() const;
   // Tells the other end to come again, then closes.
   void PutOff(Connection& connection);
@@ -121,14 +125,15 @@ class ControlServer {
   void Close();
 
   const int32_t world_size_;
-  const bool hosted_;
+  const char* const name_;  // of who listens, in messages
   const uint64_t id_name_;
   const Membership membership_;
+  Socket owner_end_;  // closed by Stop()
+  Socket owner_;      // its other end, until the server has seen that
   Socket listener_;
   Clock::time_point accept_again_;  // after descriptors had run out
   Phase phase_ = Phase::kMeeting;
   std::vector<std::unique_ptr<Connection>> connections_;
-  Connection* own_ = nullptr;           // rank 0's, or the host's
   std::vector<Connection*> by_rank_;    // null: not there
   std::vector<std::string> processes_;  // by rank; "" if it never came
   // Of ranks that were let in and lost their connection before all had come:
@@ -147,7 +152,7 @@ class ControlServer {
   bool rank_gone_ = false;
   CollectiveSteps steps_;
   std::vector<char> receive_buffer_;
-  bool in_vain_ = false;  // a member has ended the hosted meeting
+  bool in_vain_ = false;  // a member has ended the meeting
   std::atomic<bool> has_met_ = false;
   std::atomic<bool> is_over_ = false;
   std::thread thread_;

@@ -12,6 +12,7 @@
 #include "control/frame.h"
 #include "control/link.h"
 #include "control/membership.h"
+#include "control/own_server.h"
 #include "control/own_thread.h"
 #include "control/server.h"
 #include "control/tcp_socket.h"
@@ -354,10 +355,12 @@ bool TcpControlPlane::Dispatch(Frame& frame) {
       SetLost(control::PayloadStatus(frame.payload));
       return false;
     case FrameType::kGoodbye:
-      // Nobody failed: a step that rank 0 was in, and which needs no more
+      // Nobody failed: a step that has begun, and which needs no more
       // collectives, may go on.
-      SetLost(absl::UnavailableError("rank 0 has closed its control plane"),
-              frame.step);
+      SetLost(
+          absl::UnavailableError(absl::StrCat(control::ListenerOf(hosted_),
+                                              " has closed its control plane")),
+          frame.step);
       return false;
     case FrameType::kHello:
     case FrameType::kBegin:
@@ -439,34 +442,16 @@ absl::Status CheckRendezvous(const TcpRendezvous& rendezvous) {
   return absl::OkStatus();
 }
 
-// Rank 0's way to the others. The link is closed before the server, which waits
-// for it.
-struct OwnServer {
-  std::unique_ptr<control::ControlServer> server;
-  Link link;
-};
-
-absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous) {
-  absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
-  if (!ends.ok()) return ends.status();
-  absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
-      control::ControlServer::Start(rendezvous, std::move(ends->second));
-  if (!server.ok()) return server.status();
-  OwnServer own{*std::move(server), Link{std::move(ends->first)}};
-  own.link.reader.set_payload_bytes_max(
-      control::kPayloadBytesMax);  // no stranger
-  return own;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline) {
   absl::Status status = CheckRendezvous(rendezvous);
   if (!status.ok()) return status;
-  OwnServer own;
+  control::OwnServer own;
   if (rendezvous.rank == 0 && !rendezvous.hosted) {
-    absl::StatusOr<OwnServer> started = StartServer(rendezvous);
+    absl::StatusOr<control::OwnServer> started =
+        control::StartServer(rendezvous);
     if (!started.ok()) return started.status();
     own = *std::move(started);
     const absl::StatusOr<Frame> answer = control::Meet(
@@ -494,7 +479,7 @@ absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
   }
   const absl::Status status = CheckRendezvous(rendezvous);
   if (!status.ok()) return status;
-  absl::StatusOr<OwnServer> own = StartServer(rendezvous);
+  absl::StatusOr<control::OwnServer> own = control::StartServer(rendezvous);
   if (!own.ok()) return own.status();
   const absl::StatusOr<Frame> answer = control::EndMeeting(
       rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -58,6 +59,7 @@ struct Created {
 
   void Add(uint64_t name, Socket listener, bool had_meeting) {
     std::lock_guard lock(mutex);
+    if (had_meeting && !listeners.contains(name)) return;
     listeners[name] = std::move(listener);
     listening.insert(had_meeting ? listening.begin() : listening.end(), name);
     if (listening.size() <= kListenersMax) return;
@@ -135,34 +137,25 @@ absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
   return made;
 }
 
-struct HostedMeeting {
-  std::shared_ptr<control::ControlServer> server;
-  Socket end;  // the server ends when this is closed
-};
-
 // The meetings that this process serves, the first made first.
 class HostedMeetings {
  public:
-  // Lets go of those that are over, and of the first that never succeeded where
+  // Forgets those that are over, and ends the first that never succeeded where
   // they are too many.
-  void Add(HostedMeeting added) {
+  void Add(std::unique_ptr<control::ControlServer> added) {
     std::lock_guard lock(mutex_);
-    std::erase_if(meetings_, [](const HostedMeeting& meeting) {
-      return meeting.server->is_over();
-    });
+    std::erase_if(meetings_,
+                  [](const auto& meeting) { return meeting->is_over(); });
     meetings_.push_back(std::move(added));
     size_t waiting = 0;
-    for (size_t i = meetings_.size(); i-- > 0;) {
-      if (meetings_[i].server->has_met() || ++waiting <= kListenersMax) {
-        continue;
-      }
-      meetings_.erase(meetings_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (auto of = meetings_.rbegin(); of != meetings_.rend(); ++of) {
+      if (!(*of)->has_met() && ++waiting > kListenersMax) (*of)->Stop();
     }
   }
 
  private:
   std::mutex mutex_;
-  std::deque<HostedMeeting> meetings_;
+  std::vector<std::unique_ptr<control::ControlServer>> meetings_;
 };
 HostedMeetings& TheHosted() {
   static HostedMeetings& hosted = *new HostedMeetings;  // never destroyed
@@ -193,13 +186,10 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
   const absl::StatusOr<TcpRendezvous> rendezvous =
       RendezvousFromUniqueId(made->id, 0, world_size);
   if (!rendezvous.ok()) return rendezvous.status();
-  absl::StatusOr<std::pair<Socket, Socket>> ends = control::ConnectedPair();
-  if (!ends.ok()) return ends.status();
-  absl::StatusOr<std::shared_ptr<control::ControlServer>> server =
-      control::ControlServer::Host(*rendezvous, std::move(made->listener),
-                                   std::move(ends->second));
+  absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
+      control::ControlServer::Start(*rendezvous, std::move(made->listener), {});
   if (!server.ok()) return server.status();
-  TheHosted().Add({*std::move(server), std::move(ends->first)});
+  TheHosted().Add(*std::move(server));
   return made->id;
 }
 
@@ -260,6 +250,7 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
 }
 
 void ReturnUniqueIdListener(uint64_t id_name, Socket listener) {
+  if (listener.fd() < 0) return;
   TheCreated().Add(id_name, std::move(listener), /*had_meeting=*/true);
 }
 

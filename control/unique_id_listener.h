@@ -14,7 +14,8 @@ namespace refit::control {
 absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous);
 
 // Gives it back after a meeting. The process listens on for the next one: so
-// long as it lives, nobody is told that nobody listens.
+// long as it lives, nobody is told that nobody listens. Closes the socket of an
+// id that this process did not create, or of a hosted meeting.
 void ReturnUniqueIdListener(uint64_t id_name, Socket listener);
 
 }  // namespace refit::control

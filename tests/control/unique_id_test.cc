@@ -324,7 +324,7 @@ TEST_F(UniqueIdTest, AHostedMeetingIsOfOneWorldSizeAndOneRankEach) {
   const absl::Status other = Meet(id, 0, 3).status();
   EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(other.message(),
-            "world size differs: 2 at the meeting's host, 3 on rank 0");
+            "world size differs: 2 on the meeting's host, 3 on rank 0");
   MeetAll(id, 2);
 }
 
