@@ -208,42 +208,43 @@ void AddPlainModules(const LayoutContext& context, const RoleTable& table,
                     .experts = std::nullopt})));
   };
   std::set<std::string_view> done;  // an exclude may have split a stack
-  for (const ParamRole role : {kColumn, kRow, kReplicated, kReplicatedFp32}) {
-    for (const ParamId id : table.Params(role)) {
-      const std::string& name = table.param(id).name;
-      if (!done.insert(name).second) continue;
-      const std::string_view module = ModuleOf(name);
-      std::vector<std::string> names = {name};
-      std::string into = name;
-      bool follows = false;
-      for (const Fusion& fusion : fused) {
-        const auto found =
-            std::find(fusion.modules.begin(), fusion.modules.end(), module);
-        if (found == fusion.modules.end()) continue;
-        follows = found != fusion.modules.begin();
-        into = WithModule(name, fusion.into);
-        names.clear();
-        for (const std::string& other : fusion.modules) {
-          names.push_back(WithModule(name, other));
-        }
+  for (const Param& param : context.model.params) {
+    const ParamRole role = param.role;
+    const std::string& name = param.name;
+    const bool is_plain = role == kColumn || role == kRow ||
+                          role == kReplicated || role == kReplicatedFp32;
+    if (!is_plain || !done.insert(name).second) continue;
+    const std::string_view module = ModuleOf(name);
+    std::vector<std::string> names = {name};
+    std::string into = name;
+    bool follows = false;
+    for (const Fusion& fusion : fused) {
+      const auto found =
+          std::find(fusion.modules.begin(), fusion.modules.end(), module);
+      if (found == fusion.modules.end()) continue;
+      follows = found != fusion.modules.begin();
+      into = WithModule(name, fusion.into);
+      names.clear();
+      for (const std::string& other : fusion.modules) {
+        names.push_back(WithModule(name, other));
       }
-      if (follows) continue;
-      for (const LayerGroup& group : table.GroupNamed(role, names, layers)) {
-        if (role == kRow) {
-          add(group, ColumnShard(group, into, part));
-          continue;
-        }
-        TensorSpec spec = {
-            .name = into, .shape = group.params[0]->shape, .parts = {}};
-        spec.shape[0] = 0;
-        const EvenPart cut = role == kColumn ? part : EvenPart{};
-        for (const Param* param : group.params) {
-          const Range rows = EvenShard(param->shape[0], cut.count, cut.index);
-          spec.parts.push_back(RowsPart(*param, rows, spec.shape[0]));
-          spec.shape[0] += rows.size();
-        }
-        add(group, std::move(spec));
+    }
+    if (follows) continue;
+    for (const LayerGroup& group : table.GroupNamed(role, names, layers)) {
+      if (role == kRow) {
+        add(group, ColumnShard(group, into, part));
+        continue;
       }
+      TensorSpec spec = {
+          .name = into, .shape = group.params[0]->shape, .parts = {}};
+      spec.shape[0] = 0;
+      const EvenPart cut = role == kColumn ? part : EvenPart{};
+      for (const Param* of_group : group.params) {
+        const Range rows = EvenShard(of_group->shape[0], cut.count, cut.index);
+        spec.parts.push_back(RowsPart(*of_group, rows, spec.shape[0]));
+        spec.shape[0] += rows.size();
+      }
+      add(group, std::move(spec));
     }
   }
 }

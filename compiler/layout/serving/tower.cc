@@ -114,7 +114,10 @@ void AddTower(const LayoutContext& context, const RoleTable& table,
   for (size_t i = 0; i < params.size(); ++i) {
     const Param& param = params[i];
     if (!IsTower(param.role) || !done.insert(param.name).second) continue;
-    if (param.role == kTowerPositions && !parts.positions) continue;
+    if (param.role == kTowerPositions && parts.add_positions) {
+      parts.add_positions(static_cast<ParamId>(i));
+      continue;
+    }
     const std::string name = Renamed(param.name, renames);
     if (param.index.empty()) {
       const Param* const alone[] = {&param};

@@ -3,6 +3,7 @@
 #ifndef REFIT_COMPILER_LAYOUT_SERVING_TOWER_H_
 #define REFIT_COMPILER_LAYOUT_SERVING_TOWER_H_
 
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -36,7 +37,8 @@ void CheckTower(const LayoutContext& context, const RoleTable& table,
 struct TowerParts {
   EvenPart tower;
   EvenPart connector;
-  bool positions = true;  // false: the caller adds learned positions
+  // Adds learned positions that an engine cuts; nullptr: they are whole.
+  std::function<void(ParamId)> add_positions = nullptr;
   std::string_view whole_in_tower = "";  // see SglangTraits
 };
 

@@ -43,8 +43,10 @@ class SglangLayout {
                  const std::optional<ExpertSlice>& experts,
                  absl::FunctionRef<TensorSpec(const LayerGroup&)> make,
                  std::vector<BufferId>& out);
-  std::vector<BufferId> Rank(const ExpertSlice& experts, int64_t stage,
-                             Range layers, int64_t tensor);
+  // The buffers of a stage in three runs: what comes before the experts, the
+  // experts, what comes after.
+  std::vector<BufferId> Before(int64_t stage, Range layers, int64_t tensor);
+  std::vector<BufferId> After(int64_t stage, int64_t tensor);
   void AddLayers(Range layers, int64_t tensor, std::vector<BufferId>& out);
   void AddExperts(const ExpertSlice& experts, Range layers, int64_t tensor,
                   std::vector<BufferId>& out);
@@ -145,19 +147,30 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
     add({kKeyValueDown}, Replicated);
     add({kLatentQuery}, latent_up);
   }
+  add({kQueryDownNorm}, Replicated);
   add({kQueryUp}, latent_up);
+  add({kKeyValueDownNorm}, Replicated);
   add({kKeyValueUp}, key_value_up);
   add({kAttentionOutput}, output);
-  add({kAttentionSinks}, [&](const LayerGroup& group) {
-    return RowPart(*group.params[0], attention);
+  for (const ParamRole role : {kAttentionOutputBias, kQueryNorm, kKeyNorm}) {
+    add({role}, Replicated);
+  }
+  add({kQueryHeadsNorm}, [&](const LayerGroup& group) {
+    return QueryHeadsNorm(group, architecture, attention);
+  });
+  add({kKeyHeadsNorm}, [&](const LayerGroup& group) {
+    return KeyHeadsNorm(group, architecture, attention);
   });
   const bool joins_indexers = architecture.index_rope_interleaved;
   AddIndexers(joins_indexers, DType::kBf16, add);
+  add({kAttentionSinks}, [&](const LayerGroup& group) {
+    return RowPart(*group.params[0], attention);
+  });
   AddServingMixers(architecture, attention, add);
   AddMlp(table_, {kMlpGate, kMlpUp, kMlpDown}, mlp, add);
-  if (shared_ != SharedExperts::kFused) {
-    AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
-           shared_ == SharedExperts::kTensor ? mlp : EvenPart{}, add);
+  for (const ParamRole role :
+       {kAttentionNorm, kMlpNorm, kMlpInputNorm, kMlpOutputNorm, kMoeNorm}) {
+    add({role}, Replicated);
   }
   const bool has_fp32_router = !traits_.fp32_router_since.empty();
   const bool is_since_fp32_router =
@@ -172,18 +185,13 @@ void SglangLayout::AddLayers(Range layers, int64_t tensor,
         {.name = "drop-router-copy",
          .detail = "set the gate's cached fp32 copy, _weight_fp32, to None"});
   });
-  add({kQueryHeadsNorm}, [&](const LayerGroup& group) {
-    return QueryHeadsNorm(group, architecture, attention);
-  });
-  add({kKeyHeadsNorm}, [&](const LayerGroup& group) {
-    return KeyHeadsNorm(group, architecture, attention);
-  });
-  for (const ParamRole role :
-       {kQueryDownNorm, kKeyValueDownNorm, kAttentionOutputBias, kQueryNorm,
-        kKeyNorm, kAttentionNorm, kMlpNorm, kMlpInputNorm, kMlpOutputNorm,
-        kMoeNorm, kRouterBias, kRouterCorrection, kLatentDown, kLatentUp,
-        kSharedExpertRouter}) {
+  for (const ParamRole role : {kRouterBias, kRouterCorrection, kLatentDown,
+                               kLatentUp, kSharedExpertRouter}) {
     add({role}, Replicated);
+  }
+  if (shared_ != SharedExperts::kFused) {
+    AddMlp(table_, {kSharedExpertGate, kSharedExpertUp, kSharedExpertDown},
+           shared_ == SharedExperts::kTensor ? mlp : EvenPart{}, add);
   }
   AddPlainModules(context_, table_, traits_.fused, traits_.renames, mlp, layers,
                   out);
@@ -299,33 +307,29 @@ void SglangLayout::AddHead(int64_t stage, int64_t tensor,
   }
 }
 
-std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
-                                         int64_t stage, Range layers,
-                                         int64_t tensor) {
+std::vector<BufferId> SglangLayout::Before(int64_t stage, Range layers,
+                                           int64_t tensor) {
   std::vector<BufferId> out;
-  const auto add_whole = [&](ParamRole role, bool is_here) {
-    for (const ParamId id : table_.Params(role)) {
-      AddEnd(context_, is_here ? EndUse::kRead : EndUse::kAbsent,
-             WholeTensor(context_,
-                         Renamed(table_.param(id).name, traits_.renames), id),
-             out);
-    }
-  };
   const EvenPart tower =
       HasWholeTower(context_) ? EvenPart{} : Attention(tensor);
   AddTower(context_, table_, traits_.renames,
            {.tower = tower,
             .connector = {},
-            .positions = false,
+            .add_positions =
+                [&](ParamId id) {
+                  Buffer positions = Vocabulary(id, tower);
+                  positions.name = Renamed(positions.name, traits_.renames);
+                  AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
+                         std::move(positions), out);
+                },
             .whole_in_tower = traits_.whole_in_tower},
            out);
-  for (const ParamId id : table_.Params(kTowerPositions)) {
-    Buffer positions = Vocabulary(id, tower);
-    positions.name = Renamed(positions.name, traits_.renames);
+  for (const ParamId id : table_.Params(kFirstStage)) {
     AddEnd(context_, stage == 0 ? EndUse::kRead : EndUse::kAbsent,
-           std::move(positions), out);
+           WholeTensor(context_,
+                       Renamed(table_.param(id).name, traits_.renames), id),
+           out);
   }
-  add_whole(kFirstStage, stage == 0);
   for (const ParamId id : table_.Params(kEmbedding)) {
     Buffer embedding = traits_.embedding == SglangTraits::Embedding::kWhole
                            ? WholeTensor(context_, table_.param(id).name, id)
@@ -338,9 +342,20 @@ std::vector<BufferId> SglangLayout::Rank(const ExpertSlice& experts,
            std::move(embedding), out);
   }
   AddLayers(layers, tensor, out);
-  AddExperts(experts, layers, tensor, out);
-  add_whole(kFinalNorm, stage == sizes_.pipeline - 1);
-  add_whole(kLastStage, stage == sizes_.pipeline - 1);
+  return out;
+}
+
+std::vector<BufferId> SglangLayout::After(int64_t stage, int64_t tensor) {
+  std::vector<BufferId> out;
+  for (const ParamRole role : {kFinalNorm, kLastStage}) {
+    for (const ParamId id : table_.Params(role)) {
+      AddEnd(context_,
+             stage == sizes_.pipeline - 1 ? EndUse::kRead : EndUse::kAbsent,
+             WholeTensor(context_,
+                         Renamed(table_.param(id).name, traits_.renames), id),
+             out);
+    }
+  }
   AddHead(stage, tensor, out);
   return out;
 }
@@ -357,10 +372,17 @@ SideLayout SglangLayout::LayOut() {
 
   SideLayout layout;
   for (int64_t stage = 0; stage < sizes_.pipeline; ++stage) {
+    const Range layers = (*split)[stage][0];
+    std::vector<std::vector<BufferId>> before, after;
     for (int64_t tensor = 0; tensor < sizes_.tensor; ++tensor) {
-      const int64_t expert_rank = tensor / sizes_.expert_tensor;
-      layout.ranks.push_back(
-          Rank(experts[expert_rank], stage, (*split)[stage][0], tensor));
+      before.push_back(Before(stage, layers, tensor));
+      after.push_back(After(stage, tensor));
+    }
+    for (int64_t tensor = 0; tensor < sizes_.tensor; ++tensor) {
+      std::vector<BufferId>& rank =
+          layout.ranks.emplace_back(std::move(before[tensor]));
+      AddExperts(experts[tensor / sizes_.expert_tensor], layers, tensor, rank);
+      rank.insert(rank.end(), after[tensor].begin(), after[tensor].end());
     }
   }
   // Without attention of its own a data-parallel rank is a whole engine.
