@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -413,6 +414,28 @@ JobFacts FactsOf(const JsonValue& root) {
   return facts;
 }
 
+// Says what a job is where a model's config, `file`, is given in its place.
+bool IsConfig(const ValueReader& values, const JsonValue& root,
+              const SourceFile& file) {
+  const ObjectReader reader(values, root, "");
+  const JsonValue* type = reader.Peek("model_type");
+  if (type == nullptr || type->AsString() == nullptr) return false;
+  for (const std::string_view key : {"model", "source", "destination"}) {
+    if (reader.Peek(key) != nullptr) return false;
+  }
+  // A text that no file holds has a name in angle brackets.
+  const bool has_path = !absl::StartsWith(file.path, "<");
+  values.Error(
+      root,
+      absl::StrFormat(
+          "this is a model's config, %s, but refitc takes a job: the path of "
+          "the config, and how each side cuts the model; wanted at least "
+          "{\"model\": %s, \"source\": {\"layout\": \"fsdp\"}, "
+          "\"destination\": {\"layout\": \"vllm\"}}",
+          *type->AsString(), Quoted(has_path ? file.path : "config.json")));
+  return true;
+}
+
 // Whether parts of the model that one side may ask for are moved.
 bool AreWanted(const Located<bool>& source, const Located<bool>& destination) {
   const bool left_out = (source.given && !source.value) ||
@@ -450,6 +473,7 @@ std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
   if (!document.has_value()) return std::nullopt;
   const ValueReader values(*document, diagnostics);
   if (!values.IsObject(document->root, "job")) return std::nullopt;
+  if (IsConfig(values, document->root, *file)) return std::nullopt;
   Job job = RootReader(values, document->root, directory).Read();
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   job.facts = FactsOf(document->root);
