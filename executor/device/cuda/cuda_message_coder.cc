@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "executor/device/cuda/cuda_copies.h"
 #include "executor/device/cuda/cuda_status.h"
+#include "executor/device/cuda/lower_copies.h"
 #include "executor/device/cuda/message_code_kernel.h"
 #include "executor/device/cuda/scoped_device.h"
 #include "plan/schedule/coded_message.h"
