@@ -2,26 +2,19 @@
 
 #include <algorithm>
 #include <exception>
-#include <iterator>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "control/waiting.h"
-#include "executor/binding.h"
-#include "executor/delta/bitmaps.h"
+#include "executor/bound.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
+#include "executor/notices.h"
 #include "executor/nvtx.h"
-#include "executor/peer_memory.h"
-#include "executor/peer_tensors.h"
 #include "executor/post_hooks.h"
-#include "executor/quantize_pulls.h"
 #include "executor/refit_enqueuer.h"
-#include "plan/schedule/direct_ends.h"
 #include "plan/schedule/rank_schedule.h"
-#include "plan/schedule/round_copies.h"
 #include "plan/scratch_windows.h"
 #include "plan/sent_ranges.h"
 
@@ -39,25 +32,32 @@ auto Timed(double& seconds, const Call& call) {
   return result;
 }
 
-// A timeout too long for the clock means no deadline.
-Deadline DeadlineAfter(std::chrono::nanoseconds timeout) {
-  const Clock::time_point now = Clock::now();
-  return timeout > Clock::time_point::max() - now ? Clock::time_point::max()
-                                                  : now + timeout;
-}
-
-absl::Status WithRank(const absl::Status& status, int32_t rank) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("rank ", rank, ": ", status.message()));
-}
-
 // Whether any rank has post-hooks.
 bool HasPostHooks(const PlanFile& plan) {
   const auto& buffers = *plan.body().buffers();
   return std::any_of(buffers.begin(), buffers.end(), [](const auto* buffer) {
     return buffer->post_hooks() != nullptr && buffer->post_hooks()->size() > 0;
   });
+}
+
+}  // namespace
+
+std::string_view ExecutorStateName(ExecutorState state) {
+  switch (state) {
+    case ExecutorState::kLoaded:
+      return "loaded";
+    case ExecutorState::kConnected:
+      return "connected";
+    case ExecutorState::kBound:
+      return "bound";
+    case ExecutorState::kRunning:
+      return "running";
+    case ExecutorState::kTorn:
+      return "torn";
+    case ExecutorState::kClosed:
+      return "closed";
+  }
+  return "unknown";
 }
 
 // What to call before `call`, which the rank called while in `state`.
@@ -84,26 +84,6 @@ absl::Status OutOfOrder(int32_t rank, const std::string& call,
                    std::string(ExecutorStateName(state)), ": ", first()));
 }
 
-}  // namespace
-
-std::string_view ExecutorStateName(ExecutorState state) {
-  switch (state) {
-    case ExecutorState::kLoaded:
-      return "loaded";
-    case ExecutorState::kConnected:
-      return "connected";
-    case ExecutorState::kBound:
-      return "bound";
-    case ExecutorState::kRunning:
-      return "running";
-    case ExecutorState::kTorn:
-      return "torn";
-    case ExecutorState::kClosed:
-      return "closed";
-  }
-  return "unknown";
-}
-
 RunCounters& RunCounters::operator+=(const RunCounters& other) {
   rounds += other.rounds;
   messages_sent += other.messages_sent;
@@ -125,42 +105,6 @@ RunCounters& RunCounters::operator+=(const RunCounters& other) {
   }
   return *this;
 }
-
-struct Executor::Bound {
-  Bound(Device& device, const Bound* earlier)
-      : shared(device, earlier == nullptr ? nullptr : &earlier->shared) {}
-
-  // The end if the caller does not perform it.
-  std::vector<PostHookPerformer>::const_iterator PerformerOf(
-      const TensorPostHook& hook) const {
-    return std::find_if(hooks.begin(), hooks.end(),
-                        [&](const PostHookPerformer& candidate) {
-                          return candidate.name == hook.name;
-                        });
-  }
-
-  // Whether CheckMemory notices a free of any tensor.
-  bool IsWatched() const {
-    return memory != nullptr && memory->Unwatched().empty();
-  }
-  // That the tensors are in the memory they were in.
-  absl::Status CheckMemory() const {
-    if (memory == nullptr) return absl::OkStatus();
-    const std::optional<size_t> gone = memory->FirstGone();
-    if (!gone.has_value()) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the memory of \"", tensors[*gone].name, "\" was freed since Bind"));
-  }
-
-  std::vector<BoundTensor> tensors;    // in the order of Bind
-  std::vector<const void*> addresses;  // likewise
-  std::vector<std::byte*> entries;     // by entry of the TensorTable
-  std::vector<PostHookPerformer> hooks;
-  std::unique_ptr<MemoryWatch> memory;
-  PeerMemory shared;
-  PeerTensors peers;
-  std::unique_ptr<StateCheck> check;  // since the first Run that checks
-};
 
 Executor::Executor(const PlanFile& plan, const ExecutorOptions& options)
     : plan_(plan),
@@ -264,98 +208,9 @@ absl::Status Executor::Connect(std::chrono::nanoseconds timeout) {
   if (missed && state_ == ExecutorState::kBound) state_ = ExecutorState::kTorn;
   if (!made.ok()) return WithRank(made, options_.rank);
   if (!connected.ok()) return WithRank(connected, options_.rank);
-  SetNotices(NoticeKind::kHosts, options_.transport->notices());
+  SetNotices(NoticeKind::kHosts, options_.transport->notices(), notices_);
   if (!again) state_ = ExecutorState::kConnected;
   return absl::OkStatus();
-}
-
-void Executor::PlaceScratch(std::vector<std::byte*>& addresses) const {
-  const TensorTable table(plan_, options_.rank);
-  const std::vector<ScratchRange> ranges =
-      ScratchRanges(plan_.body(), program());
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    const size_t slot = table.workers_stacks() + i;
-    const fb::Buffer& buffer = table.buffer(slot);
-    const uint64_t tensor_bytes =
-        TensorElements(buffer) * DTypeBytes(buffer.dtype());
-    for (uint64_t entry = table.begin(slot); entry < table.begin(slot + 1);
-         ++entry) {
-      addresses[entry] = scratch_->data() + ranges[i].begin_byte +
-                         (entry - table.begin(slot)) * tensor_bytes;
-    }
-  }
-}
-
-absl::StatusOr<BoundRounds> Executor::PrepareRounds(
-    absl::Span<std::byte* const> addresses,
-    absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const {
-  absl::StatusOr<RoundCopies> copies = BuildRoundCopies(
-      plan_, options_.rank, *schedule_, addresses, staging_->data(),
-      bound_->peers, bound_->peers.addresses(),
-      /*joins_rounds=*/!options_.time_rounds);
-  if (!copies.ok()) return copies.status();
-  copies->batches[RankSchedule::kHookBatch] = hooks;
-  DeltaRounds delta;
-  if (versions_ != nullptr) {
-    const absl::Status added =
-        AddDeltaRounds(plan_, options_.rank, *schedule_,
-                       BitmapsByEntry(plan_, options_.rank, tensors),
-                       snapshot_ == nullptr ? nullptr : snapshot_->data(),
-                       staging_->data(), *options_.device, *copies, delta);
-    if (!added.ok()) return added;
-  }
-  absl::StatusOr<std::unique_ptr<PreparedCopies>> prepared =
-      options_.device->Prepare(copies->table, copies->batches);
-  if (!prepared.ok()) return prepared.status();
-  BoundRounds rounds{
-      .operations = std::move(copies->operations),
-      .copies = *std::move(prepared),
-      .fused = std::move(copies->fused),
-      .direct_ends =
-          ListDirectEnds(plan_, options_.rank, *schedule_, bound_->peers),
-      .pulled_ends = ListDirectEnds(plan_, options_.rank, *schedule_,
-                                    bound_->peers, /*pulls=*/true),
-      .delta = std::move(delta)};
-  const absl::Status status = enqueuer_->Prepare(rounds);
-  if (!status.ok()) return status;
-  return rounds;
-}
-
-absl::Status Executor::WatchTensors(absl::Span<const BoundTensor> tensors) {
-  std::vector<MemoryRange> ranges;
-  for (const BoundTensor& tensor : tensors) {
-    bound_->tensors.push_back(tensor);
-    bound_->addresses.push_back(tensor.data);
-    ranges.push_back({.data = static_cast<std::byte*>(tensor.data),
-                      .size_bytes = tensor.size_bytes});
-  }
-  if (!options_.watch_memory) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<MemoryWatch>> memory =
-      options_.device->Watch(ranges);
-  if (memory.ok()) bound_->memory = *std::move(memory);
-  return memory.status();
-}
-
-// `status`, which ranks agreed on, may be a peer's failure to map this rank's
-// tensors: this rank knows why it was to.
-absl::Status Executor::WithUnmapped(const absl::Status& status) const {
-  if (!absl::IsAborted(status) || bound_->peers.unmapped.empty()) {
-    return status;
-  }
-  const auto& [peer, why] = *bound_->peers.unmapped.begin();
-  return absl::AbortedError(absl::StrCat(
-      status.message(), " (rank ", peer, " was to map tensors of rank ",
-      options_.rank, ", which cannot map its: ", why, ")"));
-}
-
-void Executor::SetNotices(NoticeKind kind,
-                          const std::vector<std::string>& texts) {
-  std::erase_if(notices_, [&](const Notice& n) { return n.kind == kind; });
-  auto found = std::find_if(notices_.begin(), notices_.end(),
-                            [&](const Notice& n) { return n.kind > kind; });
-  for (const std::string& text : texts) {
-    found = std::next(notices_.insert(found, {.kind = kind, .text = text}));
-  }
 }
 
 void Executor::NoticeRecording() {
@@ -367,165 +222,7 @@ void Executor::NoticeRecording() {
                      "be recorded as a graph: ",
                      recorded.message()));
   }
-  SetNotices(NoticeKind::kNotRecorded, texts);
-}
-
-// Which pairs have another end than the plan's that moves their bytes.
-void Executor::NoticeEnds() {
-  const bool pulls = plan_.body().limits()->direct_pulls();
-  std::map<std::string, std::vector<int32_t>> unmapped;  // by reason
-  for (const auto& [peer, why] : bound_->peers.unmapped) {
-    unmapped[why].push_back(peer);
-  }
-  std::vector<std::string> texts;
-  for (const auto& [why, ranks] : unmapped) {
-    const char* const verb =
-        pulls ? (ranks.size() == 1 ? " stores into" : " store into")
-              : (ranks.size() == 1 ? " reads" : " read");
-    texts.push_back(
-        absl::StrCat(RanksText(ranks), verb, " the tensors of rank ",
-                     options_.rank, ", which cannot map theirs to ",
-                     pulls ? "read them" : "store there", ": ", why));
-  }
-  // Peers that were to map this rank's tensors and do not.
-  std::vector<int32_t> others;
-  for (const int32_t peer :
-       pulls ? schedule_->DirectReceivers() : schedule_->DirectSenders()) {
-    const std::set<int32_t>& pulled =
-        pulls ? bound_->peers.pulled_by : bound_->peers.pulled_from;
-    if (pulled.contains(peer) != pulls) others.push_back(peer);
-  }
-  if (!others.empty()) {
-    texts.push_back(absl::StrCat(
-        "rank ", options_.rank, pulls ? " stores into" : " reads",
-        " the tensors of ", RanksText(others), ", which cannot map its own; ",
-        pulls ? "the receivers' notices say why"
-              : "the senders' notices say why"));
-  }
-  SetNotices(NoticeKind::kPull, texts);
-}
-
-void Executor::NoticeBound() {
-  NoticeEnds();
-  std::vector<std::string> unwatched;
-  if (bound_->memory != nullptr) {
-    const std::vector<size_t> ranges = bound_->memory->Unwatched();
-    if (!ranges.empty()) {
-      unwatched.push_back(absl::StrCat(
-          "the memory of \"", bound_->tensors[ranges.front()].name, "\"",
-          ranges.size() == 1
-              ? std::string()
-              : absl::StrCat(" and ", ranges.size() - 1, " more tensors"),
-          " is of a kind whose free Run does not notice"));
-    }
-  }
-  SetNotices(NoticeKind::kUnwatched, unwatched);
-}
-
-std::vector<int32_t> Executor::pulls_from() const {
-  if (bound_ == nullptr) return {};
-  const std::set<int32_t>& senders = bound_->peers.pulled_from;
-  return {senders.begin(), senders.end()};
-}
-
-absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
-                            std::chrono::nanoseconds timeout,
-                            std::vector<PostHookPerformer> hooks) {
-  return BindAfter(nullptr, tensors, timeout, std::move(hooks));
-}
-
-absl::Status Executor::Bind(const Bound& earlier,
-                            std::chrono::nanoseconds timeout) {
-  return BindAfter(&earlier, earlier.tensors, timeout, earlier.hooks);
-}
-
-absl::Status Executor::BindAfter(const Bound* before,
-                                 absl::Span<const BoundTensor> tensors,
-                                 std::chrono::nanoseconds timeout,
-                                 std::vector<PostHookPerformer> hooks) {
-  const ProfilerRange range("refit bind");
-  const bool first = state_ == ExecutorState::kConnected;
-  if (!first && state_ != ExecutorState::kBound &&
-      state_ != ExecutorState::kTorn) {
-    return OutOfOrder(options_.rank, "Bind", state_);
-  }
-  const Deadline deadline = DeadlineAfter(timeout);
-  std::shared_ptr<Bound> earlier = std::exchange(bound_, nullptr);
-  const bool is_as_before =
-      before != nullptr && (options_.device->IsHost() || before->IsWatched());
-  bound_ = std::make_shared<Bound>(*options_.device,
-                                   is_as_before ? before : nullptr);
-  const TensorTable table(plan_, options_.rank);
-  AssignedHooks assigned = AssignPostHooks(table, hooks);
-  for (std::string& problem : BitmapProblems(plan_, options_.rank, tensors)) {
-    assigned.problems.push_back(std::move(problem));
-  }
-  if (before != nullptr) {
-    const absl::Status there = before->CheckMemory();
-    if (!there.ok()) assigned.problems.emplace_back(there.message());
-  }
-  absl::StatusOr<std::vector<std::byte*>> addresses =
-      BindTensors(table, options_.rank, tensors,
-                  options_.device->CopiesUnaligned(), assigned.problems);
-  absl::Status status = addresses.status();
-  if (addresses.ok()) PlaceScratch(*addresses);
-  // The records hold no fingerprint of the tensors: that they were checked
-  // against the plan of this digest says all that names and sizes could.
-  const auto agree = [&] {
-    HandshakeRecord record = Record(HandshakeStage::kBind);
-    record.ready = status.ok();
-    const absl::Status agreed = options_.transport->Handshake(record, deadline);
-    if (status.ok()) status = WithRank(agreed, options_.rank);
-  };
-  const bool mapped =
-      HasDirectRounds(plan_) && options_.transport->ReachesPeerMemory();
-  if (mapped) agree();
-  if (mapped && status.ok()) {
-    status =
-        WithRank(MapPeerTensors(plan_, options_.rank, *schedule_, *addresses,
-                                bound_->shared, *options_.transport, deadline,
-                                bound_->peers),
-                 options_.rank);
-    const absl::Status agreed = AgreeOnPulls(
-        plan_, options_.rank, *schedule_, *addresses, bound_->shared,
-        *options_.transport, deadline, bound_->peers);
-    if (status.ok()) status = WithRank(agreed, options_.rank);
-  }
-  BoundRounds rounds;
-  if (status.ok()) {
-    absl::StatusOr<BoundRounds> prepared =
-        PrepareRounds(*addresses, tensors, assigned.batch);
-    status = WithRank(prepared.status(), options_.rank);
-    if (prepared.ok()) rounds = *std::move(prepared);
-  }
-  if (status.ok()) {
-    status = WithRank(WatchTensors(tensors), options_.rank);
-  }
-  const bool ready = status.ok();
-  if (first || mapped) agree();
-  if (ready) status = WithUnmapped(status);
-  if (!status.ok()) {
-    bound_ = std::move(earlier);
-    return status;
-  }
-  // What it enqueued before uses what is freed with `earlier`.
-  enqueuer_->Bind(std::move(rounds));
-  if (versions_ != nullptr) versions_->Forget(DenseReason::kBound);
-  delta_report_.reset();
-  bound_->shared.DropUnused();
-  bound_->hooks = std::move(hooks);
-  bound_->entries = *std::move(addresses);
-  for (size_t i = 0; i < post_hooks_.size(); ++i) {
-    assigned.hooks[i].refit = post_hooks_[i].refit;
-  }
-  post_hooks_ = std::move(assigned.hooks);
-  NoticeBound();
-  NoticeDelta();
-  NoticeRecording();
-  if (first) {
-    state_ = options_.torn ? ExecutorState::kTorn : ExecutorState::kBound;
-  }
-  return absl::OkStatus();
+  SetNotices(NoticeKind::kNotRecorded, texts, notices_);
 }
 
 absl::Status Executor::Run(Stream stream, const RunOptions& options) {
@@ -687,18 +384,8 @@ absl::Status Executor::CompareStates() {
             ? ""
             : absl::StrCat(" and ", params.size() - 1, " more params")));
   }
-  SetNotices(NoticeKind::kNotCompared, texts);
+  SetNotices(NoticeKind::kNotCompared, texts, notices_);
   return status;
-}
-
-void Executor::NoticeDelta() {
-  std::vector<std::string> texts;
-  if (versions_ != nullptr && plan_.side(options_.rank) == fb::Side::kSource &&
-      plan_.body().delta()->changes() == fb::DeltaChanges::kBitmap) {
-    std::string whole = SentWhole(plan_, options_.rank, bound_->tensors);
-    if (!whole.empty()) texts.push_back(std::move(whole));
-  }
-  SetNotices(NoticeKind::kNotDelta, texts);
 }
 
 // The refit is over on all ranks: it is the base of the next one.

@@ -283,6 +283,7 @@ struct RoundMeasurement {
 class RankSchedule;
 class RefitEnqueuer;
 class RefitVersions;
+struct BoundRank;
 struct BoundRounds;
 
 // Thread-compatible.
@@ -323,7 +324,7 @@ class Executor {
                     std::vector<PostHookPerformer> hooks = {});
 
   // What Bind took, and what was mapped for it.
-  struct Bound;
+  using Bound = BoundRank;
   // For the executor that takes this one's place in the process; null before
   // Bind. What peers map stays mapped while it lives.
   std::shared_ptr<const Bound> bound() const { return bound_; }
@@ -420,10 +421,11 @@ class Executor {
       absl::Span<std::byte* const> addresses,
       absl::Span<const BoundTensor> tensors, const CopyBatch& hooks) const;
   absl::Status WatchTensors(absl::Span<const BoundTensor> tensors);
-  // Replaces those of `kind`.
-  void SetNotices(NoticeKind kind, const std::vector<std::string>& texts);
-  void NoticeBound();
-  void NoticeEnds();
+  absl::Status MapPeers(absl::Span<std::byte* const> addresses,
+                        Deadline deadline);
+  void TakeBound(BoundRounds rounds, std::vector<std::byte*> entries,
+                 std::vector<TensorPostHook> hooks,
+                 std::vector<PostHookPerformer> performers);
   void NoticeRecording();
   absl::Status WithUnmapped(const absl::Status& status) const;
   // Fills the entries of the rank's scratch.
@@ -436,7 +438,6 @@ class Executor {
   absl::Status CompareStates();
   absl::Status ReadMeasurements();
   absl::Status PerformHooksTogether();
-  void NoticeDelta();
   absl::Status ReportDelta();
   absl::Status PerformHooks();
   void NoteHooks();

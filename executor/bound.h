@@ -1,0 +1,77 @@
+// What an executor holds since Bind, and what its sources share.
+#ifndef REFIT_EXECUTOR_BOUND_H_
+#define REFIT_EXECUTOR_BOUND_H_
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "executor/digest/state_check.h"
+#include "executor/peer_memory.h"
+#include "executor/peer_tensors.h"
+#include "refit/executor.h"
+
+namespace refit {
+
+// A timeout too long for the clock means no deadline.
+inline Deadline DeadlineAfter(std::chrono::nanoseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point now = Clock::now();
+  return timeout > Clock::time_point::max() - now ? Clock::time_point::max()
+                                                  : now + timeout;
+}
+
+inline absl::Status WithRank(const absl::Status& status, int32_t rank) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("rank ", rank, ": ", status.message()));
+}
+
+// What to call before `call`, which the rank called while in `state`.
+absl::Status OutOfOrder(int32_t rank, const std::string& call,
+                        ExecutorState state);
+
+struct BoundRank {
+  BoundRank(Device& device, const BoundRank* earlier)
+      : shared(device, earlier == nullptr ? nullptr : &earlier->shared) {}
+
+  // The end if the caller does not perform it.
+  std::vector<PostHookPerformer>::const_iterator PerformerOf(
+      const TensorPostHook& hook) const {
+    return std::find_if(hooks.begin(), hooks.end(),
+                        [&](const PostHookPerformer& candidate) {
+                          return candidate.name == hook.name;
+                        });
+  }
+
+  // Whether CheckMemory notices a free of any tensor.
+  bool IsWatched() const {
+    return memory != nullptr && memory->Unwatched().empty();
+  }
+  // That the tensors are in the memory they were in.
+  absl::Status CheckMemory() const {
+    if (memory == nullptr) return absl::OkStatus();
+    const std::optional<size_t> gone = memory->FirstGone();
+    if (!gone.has_value()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the memory of \"", tensors[*gone].name, "\" was freed since Bind"));
+  }
+
+  std::vector<BoundTensor> tensors;    // in the order of Bind
+  std::vector<const void*> addresses;  // likewise
+  std::vector<std::byte*> entries;     // by entry of the TensorTable
+  std::vector<PostHookPerformer> hooks;
+  std::unique_ptr<MemoryWatch> memory;
+  PeerMemory shared;
+  PeerTensors peers;
+  std::unique_ptr<StateCheck> check;  // since the first Run that checks
+};
+
+}  // namespace refit
+
+#endif  // REFIT_EXECUTOR_BOUND_H_
