@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_format.h"
+
 namespace refit {
 
 // A text that diagnostics point into. `text` is empty for binary files.
@@ -53,6 +55,17 @@ class Diagnostics {
   // The same style. The message also says which key settles the doubt, so that
   // a job without doubts compiles without a word.
   void Warning(const Place& place, std::string message);
+  // The same of absl::StrFormat's arguments.
+  template <typename... Args>
+  void Error(const Place& place, const absl::FormatSpec<Args...>& format,
+             const Args&... args) {
+    Error(place, absl::StrFormat(format, args...));
+  }
+  template <typename... Args>
+  void Warning(const Place& place, const absl::FormatSpec<Args...>& format,
+               const Args&... args) {
+    Warning(place, absl::StrFormat(format, args...));
+  }
   // All that `other` reports, of which there is little.
   void Append(const Diagnostics& other);
   // What was reported in `file` is reported at `place` instead, and ends with

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "compiler/diagnostics.h"
 #include "compiler/job/json.h"
 
@@ -56,6 +57,11 @@ class ValueReader {
                      const std::vector<size_t>& wrong,
                      std::string_view wanted) const;
   void Error(const JsonValue& value, std::string message) const;
+  template <typename... Args>
+  void Error(const JsonValue& value, const absl::FormatSpec<Args...>& format,
+             const Args&... args) const {
+    Error(value, absl::StrFormat(format, args...));
+  }
   Place PlaceOf(const JsonValue& value) const {
     return document_.PlaceOf(value);
   }

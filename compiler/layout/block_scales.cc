@@ -200,10 +200,8 @@ class ScaledSide {
   // Ranks that cut a matrix alike are told of once.
   void Report(const Buffer& buffer, const std::string& what) {
     if (!reported_.insert(buffer.name).second) return;
-    diagnostics_.Error(
-        side_.quantized.place,
-        absl::StrFormat("%s.dtype %s: buffer \"%s\" %s", side_.key,
-                        scheme_.name, buffer.name, what));
+    diagnostics_.Error(side_.quantized.place, "%s.dtype %s: buffer \"%s\" %s",
+                       side_.key, scheme_.name, buffer.name, what);
   }
 
   const SideSpec& side_;
@@ -245,21 +243,19 @@ void DeclareQuantizations(const Job& job, Module& module,
   if (source.quantized.given &&
       !(destination.quantized.given &&
         source.quantized.value == destination.quantized.value)) {
-    diagnostics.Error(
-        source.quantized.place,
-        absl::StrFormat("source.dtype is %s and the destination is %s; wanted "
-                        "both alike, as nothing is dequantized",
-                        SchemeText(source), SchemeText(destination)));
+    diagnostics.Error(source.quantized.place,
+                      "source.dtype is %s and the destination is %s; wanted "
+                      "both alike, as nothing is dequantized",
+                      SchemeText(source), SchemeText(destination));
     return;
   }
   for (const Param& param : module.params) {
     const std::string_view why = WhyNoBlocks(param, job.model.rules_path.given);
     if (why.empty() || param.skip != SkipReason::kUnspecified) continue;
-    diagnostics.Error(
-        destination.quantized.place,
-        absl::StrFormat("destination.dtype %s: %s, as \"%s\"; "
-                        "wanted bf16, fp16 or fp32",
-                        SchemeText(destination), why, param.FirstName()));
+    diagnostics.Error(destination.quantized.place,
+                      "destination.dtype %s: %s, as \"%s\"; "
+                      "wanted bf16, fp16 or fp32",
+                      SchemeText(destination), why, param.FirstName());
     return;
   }
   const BlockScheme& scheme = destination.quantized.value;
@@ -269,12 +265,11 @@ void DeclareQuantizations(const Job& job, Module& module,
     const std::optional<bool> own_dtype =
         RulesGiveDType(destination.generic, module.params[i]);
     if (!own_dtype.has_value()) {
-      diagnostics.Error(
-          destination.quantized.place,
-          absl::StrFormat("destination.dtype %s: rules of destination.tensors "
-                          "give some of the stack \"%s\" a dtype; wanted all "
-                          "of it or none",
-                          scheme.name, module.params[i].name));
+      diagnostics.Error(destination.quantized.place,
+                        "destination.dtype %s: rules of destination.tensors "
+                        "give some of the stack \"%s\" a dtype; wanted all "
+                        "of it or none",
+                        scheme.name, module.params[i].name);
       return;
     }
     if (*own_dtype) continue;
@@ -304,12 +299,11 @@ void DeclareQuantizations(const Job& job, Module& module,
     module.quantizations.push_back(std::move(quantization));
   }
   if (module.quantizations.empty()) {
-    diagnostics.Error(
-        destination.quantized.place,
-        absl::StrFormat("dtype %s quantizes the linear layers of a model, and "
-                        "no parameter is known as one; wanted a model family "
-                        "with roles (config.json)",
-                        scheme.name));
+    diagnostics.Error(destination.quantized.place,
+                      "dtype %s quantizes the linear layers of a model, and "
+                      "no parameter is known as one; wanted a model family "
+                      "with roles (config.json)",
+                      scheme.name);
   }
 }
 

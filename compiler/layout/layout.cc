@@ -62,12 +62,12 @@ void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
   if (first == nullptr) return;
   context.diagnostics.Error(
       context.side.layout.place,
-      absl::StrFormat(
-          "%s has no modules of a %s for parameter \"%s\"%s; wanted another "
-          "layout (generic places any tensors)",
-          LayoutName(context.side.layout.value),
-          context.model.architecture.family->model_type, first->name,
-          count > 1 ? absl::StrFormat(" and %d more", count - 1) : ""));
+
+      "%s has no modules of a %s for parameter \"%s\"%s; wanted another "
+      "layout (generic places any tensors)",
+      LayoutName(context.side.layout.value),
+      context.model.architecture.family->model_type, first->name,
+      count > 1 ? absl::StrFormat(" and %d more", count - 1) : "");
 }
 
 bool Intersect(const IndexDim& a, const IndexDim& b) {
@@ -93,11 +93,11 @@ void CheckNamesDiffer(const LayoutContext& context, const SideLayout& layout) {
         if (!meet) continue;
         context.diagnostics.Error(
             context.side.layout.place,
-            absl::StrFormat("%s: two tensors of a rank have the name \"%s\"; "
-                            "wanted \"names\" and \"fused\" of the rules of "
-                            "%s that keep names apart",
-                            context.side.key, buffer.name,
-                            context.model.architecture.family->model_type));
+            "%s: two tensors of a rank have the name \"%s\"; "
+            "wanted \"names\" and \"fused\" of the rules of "
+            "%s that keep names apart",
+            context.side.key, buffer.name,
+            context.model.architecture.family->model_type);
         return;
       }
       others.push_back(&buffer);

@@ -45,19 +45,17 @@ void WarnOfVersion(const SideSpec& side, Diagnostics& diagnostics) {
     if (newest.layout != side.layout.value) continue;
     const std::vector<int64_t> version = VersionNumbers(side.version.value);
     if (version.empty()) {
-      diagnostics.Warning(
-          side.version.place,
-          absl::StrFormat("%s.version \"%s\" is no release of %s; the names of "
+      diagnostics.Warning(side.version.place,
+                          "%s.version \"%s\" is no release of %s; the names of "
                           "%s are used; wanted one like %s",
                           side.key, side.version.value, newest.name,
-                          newest.version, newest.version));
+                          newest.version, newest.version);
     } else if (IsNewer(version, VersionNumbers(newest.version))) {
-      diagnostics.Warning(
-          side.version.place,
-          absl::StrFormat("%s.version \"%s\" is newer than %s %s, the newest "
+      diagnostics.Warning(side.version.place,
+                          "%s.version \"%s\" is newer than %s %s, the newest "
                           "release this build knows; the names of %s are used",
                           side.key, side.version.value, newest.name,
-                          newest.version, newest.version));
+                          newest.version, newest.version);
     }
   }
 }
@@ -79,15 +77,15 @@ void WarnOfQuantizedCheckpoint(const Job& job, const Model& model,
                        model.architecture.family->vllm.block_scales);
   diagnostics.Warning(
       model.quant_method.place,
-      absl::StrFormat(
-          "the checkpoint is quantized (quantization_config %s), and an engine "
-          "that loads it holds quantized tensors; this job writes unquantized "
-          "ones; wanted destination.dtype: %s",
-          method,
-          is_fp8 ? "bf16 if the engine runs unquantized, else "
-                   "fp8_e4m3_block128 or mxfp8_e4m3"
-                 : "bf16, and an engine that runs unquantized: no job writes "
-                   "tensors in this format"));
+
+      "the checkpoint is quantized (quantization_config %s), and an engine "
+      "that loads it holds quantized tensors; this job writes unquantized "
+      "ones; wanted destination.dtype: %s",
+      method,
+      is_fp8 ? "bf16 if the engine runs unquantized, else "
+               "fp8_e4m3_block128 or mxfp8_e4m3"
+             : "bf16, and an engine that runs unquantized: no job writes "
+               "tensors in this format");
 }
 
 void WarnOfMoeBackend(const Job& job, const Model& model,
@@ -97,13 +95,12 @@ void WarnOfMoeBackend(const Job& job, const Model& model,
   if (model.architecture.experts == 0) return;
   const TopologySpec& topology = job.topology;
   const auto warn = [&](const Place& place, const std::string& found) {
-    diagnostics.Warning(
-        place,
-        absl::StrFormat("%s is beyond Hopper; on newer GPUs %s chooses another "
+    diagnostics.Warning(place,
+                        "%s is beyond Hopper; on newer GPUs %s chooses another "
                         "MoE backend by itself, which reorders the experts; "
                         "wanted destination.moe_backend, as the engine is "
                         "started with",
-                        found, LayoutName(side.layout.value)));
+                        found, LayoutName(side.layout.value));
   };
   if (topology.peer_gigabytes_per_second.value > kHopperGigabytesPerSecond) {
     warn(topology.peer_gigabytes_per_second.place,
@@ -125,22 +122,20 @@ void WarnOfSglangsLoader(const SideSpec& side, const Model& model,
   const bool is_newer = side.version.given && IsSince(side, {0, 5, 24});
   if (!a.family->sglang.loads_expert_parallel &&
       side.expert_parallel.value > 1 && !is_newer) {
-    diagnostics.Warning(
-        side.expert_parallel.place,
-        absl::StrFormat("%s.expert_parallel %d: SGLang 0.5.23 cannot load "
+    diagnostics.Warning(side.expert_parallel.place,
+                        "%s.expert_parallel %d: SGLang 0.5.23 cannot load "
                         "%s with expert parallelism; wanted 1, or "
                         "%s.version of a newer release that can",
                         side.key, side.expert_parallel.value,
-                        a.family->model_type, side.key));
+                        a.family->model_type, side.key);
   }
   if (a.mamba.has_value() && a.mamba->groups != a.mamba->sglang_groups) {
-    diagnostics.Warning(
-        model.place,
-        absl::StrFormat("n_groups is %d, and %s reads mamba_n_groups, which is "
+    diagnostics.Warning(model.place,
+                        "n_groups is %d, and %s reads mamba_n_groups, which is "
                         "%d where config.json does not have it; wanted "
                         "\"mamba_n_groups\": %d",
                         a.mamba->groups, LayoutName(side.layout.value),
-                        a.mamba->sglang_groups, a.mamba->groups));
+                        a.mamba->sglang_groups, a.mamba->groups);
   }
 }
 
@@ -155,13 +150,12 @@ void WarnOfSeparateExperts(const SideSpec& side, const Model& model,
       std::any_of(model.params.begin(), model.params.end(),
                   [](const Param& param) { return param.index.size() == 2; });
   if (!separate) return;
-  diagnostics.Warning(
-      side.version.place,
-      absl::StrFormat("%s.version %s: transformers 5 holds the experts of a "
+  diagnostics.Warning(side.version.place,
+                      "%s.version %s: transformers 5 holds the experts of a "
                       "layer in one tensor, and this job has a tensor for "
                       "each; wanted %s.fused_experts: true, or false if that "
                       "is meant",
-                      side.key, side.version.value, side.key));
+                      side.key, side.version.value, side.key);
 }
 
 }  // namespace

@@ -42,12 +42,11 @@ ConfigReader ConfigReader::Text() {
   };
   if (beside != nullptr && !name(value).empty() && !name(beside).empty() &&
       name(value) != name(beside)) {
-    diagnostics().Error(
-        object_.values().PlaceOf(*value),
-        absl::StrFormat("%s of text_config is %s, and the one beside it %s: "
+    diagnostics().Error(object_.values().PlaceOf(*value),
+                        "%s of text_config is %s, and the one beside it %s: "
                         "frameworks differ in which they take; wanted both "
                         "alike",
-                        key, name(value), name(beside)));
+                        key, name(value), name(beside));
   }
   return text;
 }
@@ -146,8 +145,8 @@ DType ConfigReader::WeightDType() {
   for (const auto& [known, dtype] : kNames) {
     if (known == name) return dtype;
   }
-  object_.values().Error(*value, absl::StrFormat("unknown %s %s; wanted %s",
-                                                 key, Quoted(*text), kWanted));
+  object_.values().Error(*value, "unknown %s %s; wanted %s", key, Quoted(*text),
+                         kWanted);
   return DType::kBf16;
 }
 

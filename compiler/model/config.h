@@ -62,6 +62,11 @@ class ConfigReader {
   void CheckAlike(std::string_view key, std::string_view other);
   // Reports that the value of `key` does not fit.
   void Error(std::string_view key, std::string message);
+  template <typename... Args>
+  void Error(std::string_view key, const absl::FormatSpec<Args...>& format,
+             const Args&... args) {
+    Error(key, absl::StrFormat(format, args...));
+  }
   const JsonValue::Object& members() const { return object_.members(); }
   Place place() const { return object_.place(); }
   Diagnostics& diagnostics() const { return object_.values().diagnostics(); }

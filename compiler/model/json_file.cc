@@ -16,8 +16,7 @@ std::optional<JsonDocument> ReadJsonFile(const std::string& path,
   const absl::StatusOr<std::shared_ptr<const SourceFile>> file =
       ReadTextFile(path, size_bytes_max);
   if (!file.ok()) {
-    diagnostics.Error(asked, absl::StrFormat("%s: %s", Quoted(path),
-                                             file.status().message()));
+    diagnostics.Error(asked, "%s: %s", Quoted(path), file.status().message());
     return std::nullopt;
   }
   std::optional<JsonDocument> document =

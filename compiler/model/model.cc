@@ -144,12 +144,11 @@ class CheckpointMatcher {
     for (const NamedTensor& tensor : checkpoint_.tensors) {
       if (!unused_.contains(tensor.name)) continue;
       if (IsStoredBeside(tensor.name)) continue;
-      diagnostics_.Error(
-          tensor.place,
-          absl::StrFormat("tensor %s is not a parameter of a %s model with "
-                          "this config.json",
-                          Quoted(tensor.name),
-                          model_.architecture.family->model_type));
+      diagnostics_.Error(tensor.place,
+                         "tensor %s is not a parameter of a %s model with "
+                         "this config.json",
+                         Quoted(tensor.name),
+                         model_.architecture.family->model_type);
     }
   }
 
@@ -160,12 +159,11 @@ class CheckpointMatcher {
     constexpr std::string_view kPacked = ".weight_packed";
     for (const NamedTensor& tensor : checkpoint_.tensors) {
       if (!tensor.name.ends_with(kPacked)) continue;
-      diagnostics_.Error(
-          tensor.place,
-          absl::StrFormat("tensor %s holds packed values of a few bits, which "
-                          "no job moves; wanted a checkpoint of unquantized "
-                          "weights, or its config.json alone as the model",
-                          Quoted(tensor.name)));
+      diagnostics_.Error(tensor.place,
+                         "tensor %s holds packed values of a few bits, which "
+                         "no job moves; wanted a checkpoint of unquantized "
+                         "weights, or its config.json alone as the model",
+                         Quoted(tensor.name));
       return true;
     }
     return false;
@@ -188,10 +186,8 @@ class CheckpointMatcher {
   void CheckShape(const NamedTensor& tensor, const Dims& wanted) {
     if (tensor.shape == wanted) return;
     diagnostics_.Error(
-        tensor.place,
-        absl::StrFormat("tensor %s is %s; wanted %s by config.json",
-                        Quoted(tensor.name), ShapeText(tensor.shape),
-                        ShapeText(wanted)));
+        tensor.place, "tensor %s is %s; wanted %s by config.json",
+        Quoted(tensor.name), ShapeText(tensor.shape), ShapeText(wanted));
   }
 
   void MatchParam(Param& param) {
@@ -199,20 +195,17 @@ class CheckpointMatcher {
     for (const std::string& name : MemberNames(param)) {
       const NamedTensor* tensor = Take(name);
       if (tensor == nullptr) {
-        diagnostics_.Error(
-            checkpoint_.place,
-            absl::StrFormat("parameter %s of config.json is missing",
-                            Quoted(name)));
+        diagnostics_.Error(checkpoint_.place,
+                           "parameter %s of config.json is missing",
+                           Quoted(name));
         continue;
       }
       CheckShape(*tensor, param.StoredShape());
       if (first == nullptr) first = tensor;
       if (tensor->dtype != first->dtype) {
-        diagnostics_.Error(
-            tensor->place,
-            absl::StrFormat("tensor %s is %s; wanted %s as %s", Quoted(name),
-                            DTypeName(tensor->dtype), DTypeName(first->dtype),
-                            Quoted(first->name)));
+        diagnostics_.Error(tensor->place, "tensor %s is %s; wanted %s as %s",
+                           Quoted(name), DTypeName(tensor->dtype),
+                           DTypeName(first->dtype), Quoted(first->name));
       }
     }
     // A quantized checkpoint is only a way to store: the param's dtype is that
@@ -270,10 +263,10 @@ std::optional<Model> ReadSafetensorsModel(const std::string& path,
     if (diagnostics.error_count() != errors_before) return std::nullopt;
   } else if (rules.given) {
     diagnostics.Error(rules.place,
-                      absl::StrFormat("model.rules describe a config.json, and "
-                                      "there is no %s; wanted it beside the "
-                                      "checkpoint",
-                                      Quoted(config)));
+                      "model.rules describe a config.json, and "
+                      "there is no %s; wanted it beside the "
+                      "checkpoint",
+                      Quoted(config));
     return std::nullopt;
   }
   // Of an unknown family the parameters are known all the same, without roles.
@@ -313,14 +306,14 @@ void CheckMtp(const Job& job, const Model& model, Diagnostics& diagnostics) {
   const Family& family = *architecture.family;
   diagnostics.Error(
       side.mtp.place,
-      absl::StrFormat(
-          "%s.mtp is true, and %s; wanted \"mtp\": false", side.key,
-          family.knows_mtp
-              ? absl::StrFormat("this %s has no multi-token-prediction layers",
-                                family.model_type)
-              : absl::StrFormat(
-                    "the multi-token-prediction layers of %s are not known",
-                    family.model_type)));
+
+      "%s.mtp is true, and %s; wanted \"mtp\": false", side.key,
+      family.knows_mtp
+          ? absl::StrFormat("this %s has no multi-token-prediction layers",
+                            family.model_type)
+          : absl::StrFormat(
+                "the multi-token-prediction layers of %s are not known",
+                family.model_type));
 }
 
 // Reports a vision tower asked of a model without any.
@@ -329,18 +322,16 @@ void CheckVision(const Job& job, const Model& model, Diagnostics& diagnostics) {
   for (const SideSpec* side : {&job.source, &job.destination}) {
     if (!side->vision.given) continue;
     if (&family == &kNoFamily) {
-      diagnostics.Error(
-          side->vision.place,
-          absl::StrFormat("%s.vision: no parameter of this model is known to "
-                          "be of a vision tower; wanted options.exclude with "
-                          "the names to leave out",
-                          side->key));
+      diagnostics.Error(side->vision.place,
+                        "%s.vision: no parameter of this model is known to "
+                        "be of a vision tower; wanted options.exclude with "
+                        "the names to leave out",
+                        side->key);
     } else if (model.vision && side->vision.value && !family.tower) {
-      diagnostics.Error(
-          side->vision.place,
-          absl::StrFormat("%s.vision is true, and no vision tower of this %s "
-                          "is known; wanted \"vision\": false",
-                          side->key, family.model_type));
+      diagnostics.Error(side->vision.place,
+                        "%s.vision is true, and no vision tower of this %s "
+                        "is known; wanted \"vision\": false",
+                        side->key, family.model_type);
     }
   }
 }

@@ -271,9 +271,8 @@ std::optional<Checkpoint> ReadFiles(Checkpoint checkpoint,
   if (index.has_value()) {
     for (const auto& [tensor, file] : index->file_of_tensor) {
       if (found.contains(std::pair(tensor, file))) continue;
-      diagnostics.Error(index->place,
-                        absl::StrFormat("tensor %s is not in %s",
-                                        Quoted(tensor), Quoted(file)));
+      diagnostics.Error(index->place, "tensor %s is not in %s", Quoted(tensor),
+                        Quoted(file));
       good = false;
     }
   }
@@ -333,14 +332,13 @@ std::optional<Checkpoint> ReadCheckpoint(const std::string& path,
   } else if (is_directory) {
     files = ListFiles(path);
   } else if (!std::filesystem::exists(path, error)) {
-    diagnostics.Error(asked, absl::StrFormat("%s: no such file", Quoted(path)));
+    diagnostics.Error(asked, "%s: no such file", Quoted(path));
     return std::nullopt;
   } else {
     files = {std::filesystem::path(path).filename().string()};
   }
   if (files.empty()) {
-    diagnostics.Error(
-        asked, absl::StrFormat("%s: no *.safetensors there", Quoted(path)));
+    diagnostics.Error(asked, "%s: no *.safetensors there", Quoted(path));
     return std::nullopt;
   }
   return ReadFiles(std::move(checkpoint), files, index, diagnostics);

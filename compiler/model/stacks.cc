@@ -150,22 +150,19 @@ bool CheckNames(const std::vector<NamedTensor>& tensors,
           return byte < 0x20 || byte == 0x7F || c == '{' || c == '}';
         });
     if (!is_name) {
-      diagnostics.Error(
-          tensors[i].place,
-          absl::StrFormat("parameter name %s is empty or holds a brace or a "
-                          "control character",
-                          Quoted(name)));
+      diagnostics.Error(tensors[i].place,
+                        "parameter name %s is empty or holds a brace or a "
+                        "control character",
+                        Quoted(name));
       good = false;
     } else if (tensors[i].shape.size() > kDimsMax) {
-      diagnostics.Error(
-          tensors[i].place,
-          absl::StrFormat("parameter %s has %d dimensions; wanted at most %d",
-                          Quoted(name), tensors[i].shape.size(), kDimsMax));
+      diagnostics.Error(tensors[i].place,
+                        "parameter %s has %d dimensions; wanted at most %d",
+                        Quoted(name), tensors[i].shape.size(), kDimsMax);
       good = false;
     } else if (!seen.try_emplace(name, i).second) {
-      diagnostics.Error(
-          tensors[i].place,
-          absl::StrFormat("parameter %s stands twice", Quoted(name)));
+      diagnostics.Error(tensors[i].place, "parameter %s stands twice",
+                        Quoted(name));
       good = false;
     }
   }
@@ -216,25 +213,22 @@ void CheckStackSize(const Param& param, const Place& place,
   int64_t members = 1;
   for (const IndexDim& dim : param.index) members *= dim.extent();
   if (members > kStackTensorsMax) {
-    diagnostics.Error(
-        place, absl::StrFormat("%s stands for %d parameters; wanted at most %d",
-                               Quoted(param.name), members, kStackTensorsMax));
+    diagnostics.Error(place, "%s stands for %d parameters; wanted at most %d",
+                      Quoted(param.name), members, kStackTensorsMax);
     return;
   }
   if (param.shape.size() > kDimsMax) {
-    diagnostics.Error(
-        place,
-        absl::StrFormat("parameter %s has %d dimensions; wanted at most "
-                        "%d",
-                        Quoted(param.name), param.shape.size(), kDimsMax));
+    diagnostics.Error(place,
+                      "parameter %s has %d dimensions; wanted at most "
+                      "%d",
+                      Quoted(param.name), param.shape.size(), kDimsMax);
     return;
   }
   int64_t elements = 1;
   for (const int64_t extent : param.VirtualShape()) {
     if (extent > kStackElementsMax / elements) {
-      diagnostics.Error(
-          place, absl::StrFormat("parameters %s have more than %d elements",
-                                 Quoted(param.name), kStackElementsMax));
+      diagnostics.Error(place, "parameters %s have more than %d elements",
+                        Quoted(param.name), kStackElementsMax);
       return;
     }
     elements *= extent;

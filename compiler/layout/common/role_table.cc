@@ -23,8 +23,7 @@ bool CheckForm(const Param& param, const Model& model,
                Diagnostics& diagnostics) {
   const std::string mistake = ShapeMistake(param, model.architecture);
   if (mistake.empty()) return true;
-  diagnostics.Error(
-      model.place, absl::StrFormat("parameter \"%s\" %s", param.name, mistake));
+  diagnostics.Error(model.place, "parameter \"%s\" %s", param.name, mistake);
   return false;
 }
 
@@ -72,10 +71,9 @@ bool CheckCompleteness(const Model& model, const RoleTable& table,
         continue;
       }
       diagnostics.Error(model.place,
-                        absl::StrFormat("layer %d has %d, %d and %d parameters "
-                                        "beside \"%s\"; wanted %d of each",
-                                        layer, count[0], count[1], count[2],
-                                        present, wanted));
+                        "layer %d has %d, %d and %d parameters "
+                        "beside \"%s\"; wanted %d of each",
+                        layer, count[0], count[1], count[2], present, wanted);
       complete = false;
       break;
     }
@@ -145,9 +143,8 @@ std::vector<LayerGroup> RoleTable::GroupBy(
   std::vector<LayerGroup> groups;
   std::vector<const Param*> params(count);
   for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
-    params[0] = param_of(0, layer);
-    if (params[0] == nullptr) continue;
-    for (size_t i = 1; i < count; ++i) params[i] = param_of(i, layer);
+    for (size_t i = 0; i < count; ++i) params[i] = param_of(i, layer);
+    if (std::count(params.begin(), params.end(), nullptr) > 0) continue;
     const auto same = [&](const LayerGroup& group) {
       return std::equal(params.begin(), params.end(), group.params.begin(),
                         [](const Param* a, const Param* b) {
@@ -180,12 +177,11 @@ bool CheckRoles(const LayoutContext& context, std::string_view layout,
   if (unplaced != nullptr) {
     context.diagnostics.Error(
         context.side.layout.place,
-        absl::StrFormat("%s cannot place parameter \"%s\"%s; wanted a model "
-                        "family with roles (config.json)",
-                        layout, unplaced->name,
-                        unplaced_count > 1 ? absl::StrFormat(" and %d more",
-                                                             unplaced_count - 1)
-                                           : ""));
+        "%s cannot place parameter \"%s\"%s; wanted a model "
+        "family with roles (config.json)",
+        layout, unplaced->name,
+        unplaced_count > 1 ? absl::StrFormat(" and %d more", unplaced_count - 1)
+                           : "");
     return false;
   }
   return well_formed && CheckCompleteness(model, table, context.diagnostics);

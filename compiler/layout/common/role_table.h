@@ -47,8 +47,8 @@ class RoleTable {
   // All params of this role.
   absl::Span<const ParamId> Params(ParamRole role) const;
 
-  // The layers of `layers` that have params of `roles` (all of them, see
-  // CheckRoles), in groups; groups in order of their first layer.
+  // The layers of `layers` that have params of all `roles`, in groups; groups
+  // in order of their first layer.
   std::vector<LayerGroup> Group(absl::Span<const ParamRole> roles,
                                 Range layers) const;
 

@@ -7,6 +7,40 @@
 #include "llvm/ADT/STLExtras.h"
 
 namespace refit {
+namespace {
+
+using enum ParamRole;
+
+// A dimension of a role's params that is cut.
+struct CutSize {
+  ParamRole role;
+  size_t dim;
+  std::string_view what;
+};
+constexpr std::string_view kOfMlp = "intermediate features of the MLP";
+constexpr std::string_view kOfShared =
+    "intermediate features of the shared experts";
+constexpr std::string_view kOfExpert = "intermediate features of an expert";
+constexpr CutSize kCutSizes[] = {
+    {kMlpGate, 0, kOfMlp},
+    {kMlpUp, 0, kOfMlp},
+    {kMlpDown, 1, kOfMlp},
+    {kSharedExpertGate, 0, kOfShared},
+    {kSharedExpertUp, 0, kOfShared},
+    {kSharedExpertDown, 1, kOfShared},
+    {kExpertGate, 0, kOfExpert},
+    {kExpertUp, 0, kOfExpert},
+    {kExpertDown, 1, kOfExpert},
+    {kFusedExpertDown, 1, kOfExpert},
+    {kStackedExpertDown, 2, kOfExpert},
+    {kMtpProjection, 0, "rows that join the draft's inputs"},
+    {kColumn, 0, "rows of a module of role column"},
+    {kRow, 1, "columns of a module of role row"},
+    {kTowerConnector, 0,
+     "rows of what joins the vision tower to the language model"},
+};
+
+}  // namespace
 
 SizeChecks::SizeChecks(const LayoutContext& context, const RoleTable& table)
     : context_(context), table_(table) {}
@@ -26,38 +60,46 @@ void SizeChecks::Divides(const Divisor& divisor, int64_t count,
                                         divisor.text, count, what));
 }
 
-void SizeChecks::Heads(const Divisor& tensor) {
-  const Architecture& architecture = context_.model.architecture;
-  const bool grouped = !table_.Params(ParamRole::kQuery).empty();
-  if (grouped || architecture.latent.has_value()) {
-    Divides(tensor, architecture.heads, "attention heads");
-  }
-  if (!grouped) return;
-  if (tensor.value <= architecture.kv_heads) {
-    Divides(tensor, architecture.kv_heads, "key-value heads");
-  } else if (tensor.value % architecture.kv_heads != 0) {
-    Report(tensor.place,
+void SizeChecks::KeyValueHeads(const Divisor& divisor) {
+  const int64_t heads = context_.model.architecture.kv_heads;
+  if (divisor.value <= heads) {
+    Divides(divisor, heads, "key-value heads");
+  } else if (divisor.value % heads != 0) {
+    Report(divisor.place,
            absl::StrFormat("%s is not a multiple of %d key-value heads",
-                           tensor.text, architecture.kv_heads));
+                           divisor.text, heads));
   }
 }
 
-void SizeChecks::Rows(const Divisor& divisor, ParamRole role,
-                      std::string_view what) {
-  for (const ParamId id : table_.Params(role)) {
-    Divides(divisor, table_.param(id).shape[0], what);
+void SizeChecks::Parts(const Divisor& divisor, ParamRole role) {
+  if (table_.Params(role).empty()) return;
+  const Architecture& architecture = context_.model.architecture;
+  switch (role) {
+    case kQuery:
+    case kKeyValueUp:
+    case kAttentionSinksFp32:
+      return Divides(divisor, architecture.heads, "attention heads");
+    case kKey:
+      return KeyValueHeads(divisor);
+    case kAttentionOutputDown:
+      return Divides(divisor, architecture.output_groups,
+                     "groups of the output projection");
+    case kMambaIn:
+      Divides(divisor, architecture.mamba->heads, "Mamba heads");
+      // A single group may be whole on each rank.
+      if (architecture.mamba->groups == 1) return;
+      return Divides(divisor, architecture.mamba->groups, "Mamba groups");
+    case kDeltaConv:
+      return Divides(divisor, architecture.delta->key_heads,
+                     "key heads of the gated delta net");
+    default:
+      break;
   }
-}
-
-void SizeChecks::Columns(const Divisor& divisor, ParamRole role,
-                         std::string_view what) {
-  Dim(divisor, role, 1, what);
-}
-
-void SizeChecks::Dim(const Divisor& divisor, ParamRole role, size_t dim,
-                     std::string_view what) {
-  for (const ParamId id : table_.Params(role)) {
-    Divides(divisor, table_.param(id).shape[dim], what);
+  for (const CutSize& size : kCutSizes) {
+    if (size.role != role) continue;
+    for (const ParamId id : table_.Params(role)) {
+      Divides(divisor, table_.param(id).shape[size.dim], size.what);
+    }
   }
 }
 
@@ -68,11 +110,6 @@ void SizeChecks::HasExperts(bool asked, const Place& place,
          absl::StrFormat("%s.%s needs a model with experts; this %s has none",
                          context_.side.key, key,
                          context_.model.architecture.family->model_type));
-}
-
-void CheckPlainModules(SizeChecks& checks, const SizeChecks::Divisor& tensor) {
-  checks.Rows(tensor, ParamRole::kColumn, "rows of a module of role column");
-  checks.Columns(tensor, ParamRole::kRow, "columns of a module of role row");
 }
 
 void SizeChecks::Report(const Place& place, std::string message) {

@@ -30,37 +30,33 @@ class SizeChecks {
   // Reports "<divisor> does not divide <count> <what>", each sentence once.
   void Divides(const Divisor& divisor, int64_t count, std::string_view what);
 
-  // Tensor parallelism (`tensor`) cuts whole attention heads. Key-value heads
-  // are cut too, or (more ranks than heads) each is shared by a whole number of
-  // ranks.
-  void Heads(const Divisor& tensor);
-
-  // `divisor` divides the rows of every param of `role`.
-  void Rows(const Divisor& divisor, ParamRole role, std::string_view what);
-
-  // `divisor` divides the columns of every param of `role`; its dimension
-  // `dim`.
-  void Columns(const Divisor& divisor, ParamRole role, std::string_view what);
-  void Dim(const Divisor& divisor, ParamRole role, size_t dim,
-           std::string_view what);
+  // `divisor`, the ranks that cut the role's params, divides what they cut of
+  // them: heads, groups or features.
+  void Parts(const Divisor& divisor, ParamRole role);
 
   // The model has experts if `asked`: `key` is a key of expert parallelism.
   void HasExperts(bool asked, const Place& place, std::string_view key);
 
   // Reports `message` unless it was reported before.
   void Report(const Place& place, std::string message);
+  template <typename... Args>
+  void Report(const Place& place, const absl::FormatSpec<Args...>& format,
+              const Args&... args) {
+    Report(place, absl::StrFormat(format, args...));
+  }
 
   // Nothing was reported.
   bool ok() const { return reported_.empty(); }
 
  private:
+  // Key-value heads are cut, or (more ranks than heads) each is shared by a
+  // whole number of ranks.
+  void KeyValueHeads(const Divisor& divisor);
+
   const LayoutContext& context_;
   const RoleTable& table_;
   std::vector<std::string> reported_;
 };
-
-// Tensor parallelism divides what it cuts of plain modules.
-void CheckPlainModules(SizeChecks& checks, const SizeChecks::Divisor& tensor);
 
 }  // namespace refit
 

@@ -27,8 +27,8 @@ std::optional<PipelineSplit> FromOwnerTable(const SideSpec& side,
   const auto error = [&](std::string_view found, int64_t value,
                          std::string_view wanted) {
     diagnostics.Error(side.layers_per_stage.place,
-                      absl::StrFormat("%s.layers_per_stage %s %d %s", side.key,
-                                      found, value, wanted));
+                      "%s.layers_per_stage %s %d %s", side.key, found, value,
+                      wanted);
     return std::nullopt;
   };
   const int64_t stages = side.pipeline_parallel.value;
@@ -69,17 +69,15 @@ std::vector<int64_t> UnevenStages(const SideSpec& side, int64_t layers,
         std::pair("num_layers_in_last_pipeline_stage", &last)}) {
     if (!size->given) continue;
     if (size->value < 0 || size->value > layers) {
-      diagnostics.Error(size->place,
-                        absl::StrFormat("%s.%s is %d; the model has %d layers",
-                                        side.key, key, size->value, layers));
+      diagnostics.Error(size->place, "%s.%s is %d; the model has %d layers",
+                        side.key, key, size->value, layers);
       return {};
     }
     if (size->value % chunks != 0) {
-      diagnostics.Error(
-          size->place,
-          absl::StrFormat(
-              "%s.virtual_pipeline_parallel %d does not divide %s %d", side.key,
-              chunks, key, size->value));
+      diagnostics.Error(size->place,
+
+                        "%s.virtual_pipeline_parallel %d does not divide %s %d",
+                        side.key, chunks, key, size->value);
       return {};
     }
   }
@@ -90,11 +88,11 @@ std::vector<int64_t> UnevenStages(const SideSpec& side, int64_t layers,
       (middle > 0 && rest % (middle * chunks) != 0)) {
     diagnostics.Error(
         located.place,
-        absl::StrFormat(
-            "%s.pipeline_parallel %d leaves %d of %d layers to %d other "
-            "stages%s, which do not share them evenly",
-            side.key, stages, rest, layers, middle,
-            chunks > 1 ? absl::StrFormat(" of %d chunks", chunks) : ""));
+
+        "%s.pipeline_parallel %d leaves %d of %d layers to %d other "
+        "stages%s, which do not share them evenly",
+        side.key, stages, rest, layers, middle,
+        chunks > 1 ? absl::StrFormat(" of %d chunks", chunks) : "");
     return {};
   }
   std::vector<int64_t> counts(stages, middle > 0 ? rest / middle : 0);
@@ -115,9 +113,9 @@ std::optional<PipelineSplit> SplitServingLayers(const SideSpec& side,
   const int64_t stages = side.pipeline_parallel.value;
   if (stages > layers) {
     diagnostics.Error(side.pipeline_parallel.place,
-                      absl::StrFormat("%s.pipeline_parallel %d leaves stages "
-                                      "without a layer; the model has %d",
-                                      side.key, stages, layers));
+                      "%s.pipeline_parallel %d leaves stages "
+                      "without a layer; the model has %d",
+                      side.key, stages, layers);
     return std::nullopt;
   }
   std::vector<int64_t> counts(stages, layers / stages);
@@ -138,11 +136,10 @@ std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
   const int64_t chunks = side.virtual_pipeline_parallel.value;
   if (side.layers_per_stage.given) {
     if (first.given || last.given) {
-      diagnostics.Error(
-          first.given ? first.place : last.place,
-          absl::StrFormat("%s.num_layers_in_%s_pipeline_stage is given beside "
-                          "layers_per_stage; wanted one of them",
-                          side.key, first.given ? "first" : "last"));
+      diagnostics.Error(first.given ? first.place : last.place,
+                        "%s.num_layers_in_%s_pipeline_stage is given beside "
+                        "layers_per_stage; wanted one of them",
+                        side.key, first.given ? "first" : "last");
       return std::nullopt;
     }
     return FromOwnerTable(side, layers, diagnostics);
@@ -154,18 +151,16 @@ std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
     if (per_stage.empty()) return std::nullopt;
   } else {
     if (layers % stages != 0) {
-      diagnostics.Error(
-          side.pipeline_parallel.place,
-          absl::StrFormat("%s.pipeline_parallel %d does not divide %d layers",
-                          side.key, stages, layers));
+      diagnostics.Error(side.pipeline_parallel.place,
+                        "%s.pipeline_parallel %d does not divide %d layers",
+                        side.key, stages, layers);
       return std::nullopt;
     }
     if (layers / stages % chunks != 0) {
-      diagnostics.Error(
-          side.virtual_pipeline_parallel.place,
-          absl::StrFormat("%s.virtual_pipeline_parallel %d does not divide %d "
-                          "layers of a pipeline stage",
-                          side.key, chunks, layers / stages));
+      diagnostics.Error(side.virtual_pipeline_parallel.place,
+                        "%s.virtual_pipeline_parallel %d does not divide %d "
+                        "layers of a pipeline stage",
+                        side.key, chunks, layers / stages);
       return std::nullopt;
     }
     per_stage.assign(stages, layers / stages);

@@ -182,20 +182,20 @@ bool FsdpLayout::CheckSizes() {
   for (const Param& param : context_.model.params) {
     if (!param.shape.empty()) continue;
     checks.Report(side.layout.place,
-                  absl::StrFormat("parameter \"%s\" has no dims; FSDP cuts dim "
-                                  "0, wanted one or more",
-                                  param.name));
+                  "parameter \"%s\" has no dims; FSDP cuts dim "
+                  "0, wanted one or more",
+                  param.name);
   }
   const Family& family = *context_.model.architecture.family;
   if (context_.model.vision && IsTransformers5() &&
       !family.transformers.knows_tower_since_5) {
     checks.Report(
         side.version.given ? side.version.place : side.fused_experts.place,
-        absl::StrFormat("%s: transformers 5 holds rows of the vision tower of "
-                        "%s in an order that no plan has; wanted \"vision\": "
-                        "false, or neither version nor fused_experts for "
-                        "modules named as in the checkpoint",
-                        side.key, family.model_type));
+        "%s: transformers 5 holds rows of the vision tower of "
+        "%s in an order that no plan has; wanted \"vision\": "
+        "false, or neither version nor fused_experts for "
+        "modules named as in the checkpoint",
+        side.key, family.model_type);
   }
   // Roles that contradict the model are the model's error, not the sizes'.
   if ((fused_ || tensor_ > 1 || expert_ > 1) &&
@@ -215,18 +215,16 @@ void FsdpLayout::CheckTensorParallel(SizeChecks& checks) {
   checks.Divides(tensor, context_.model.architecture.heads, "attention heads");
   checks.Divides(tensor, context_.model.architecture.kv_heads,
                  "key-value heads");
-  for (const ParamRole role : {kMlpGate, kMlpUp}) {
-    checks.Rows(tensor, role, "intermediate features of the MLP");
+  for (const ParamRole role : {kMlpGate, kMlpUp, kColumn, kRow}) {
+    checks.Parts(tensor, role);
   }
-  CheckPlainModules(checks, tensor);
   for (const Param& param : context_.model.params) {
     if (TensorStyleOf(param.role) != TensorStyle::kUnknown) continue;
-    checks.Report(
-        tensor.place,
-        absl::StrFormat("%s cannot place parameter \"%s\"; wanted a dense "
-                        "model%s, or layout \"generic\" with its placements",
-                        tensor.text, param.FirstName(),
-                        IsTower(param.role) ? " and \"vision\": false" : ""));
+    checks.Report(tensor.place,
+                  "%s cannot place parameter \"%s\"; wanted a dense "
+                  "model%s, or layout \"generic\" with its placements",
+                  tensor.text, param.FirstName(),
+                  IsTower(param.role) ? " and \"vision\": false" : "");
     break;
   }
 }
@@ -242,23 +240,22 @@ void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
                        !table_.Params(kStackedExpertDown).empty();
   if (side.expert_shard_dim.given && !stacked) {
     checks.Report(side.expert_shard_dim.place,
-                  absl::StrFormat("%s.expert_shard_dim %d is of stacked "
-                                  "experts; wanted fused_experts beside it",
-                                  side.key, side.expert_shard_dim.value));
+                  "%s.expert_shard_dim %d is of stacked "
+                  "experts; wanted fused_experts beside it",
+                  side.key, side.expert_shard_dim.value);
   }
   if (!checks.ok() || !stacked || StackDim() == 0) return;
   // FSDP2 refuses uneven shards of any dim but the first.
   const int64_t shards = data_ / expert_;
   const auto divides = [&](int64_t size, std::string_view stack) {
     if (size % shards == 0) return;
-    checks.Report(
-        (side.expert_shard_dim.given ? side.expert_shard_dim
-                                     : side.expert_parallel)
-            .place,
-        absl::StrFormat("%s.data_parallel %d over expert_parallel %d leaves %d "
-                        "shards of dim 1 of %s, which do not divide its %d; "
-                        "wanted expert_shard_dim 0 or other sizes",
-                        side.key, data_, expert_, shards, stack, size));
+    checks.Report((side.expert_shard_dim.given ? side.expert_shard_dim
+                                               : side.expert_parallel)
+                      .place,
+                  "%s.data_parallel %d over expert_parallel %d leaves %d "
+                  "shards of dim 1 of %s, which do not divide its %d; "
+                  "wanted expert_shard_dim 0 or other sizes",
+                  side.key, data_, expert_, shards, stack, size);
   };
   for (const Param& param : context_.model.params) {
     if (IsFusedExpert(param)) divides(ModuleShape(param)[1], param.FirstName());

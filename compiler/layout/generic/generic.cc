@@ -163,11 +163,10 @@ void GenericLayout::ReportMisfits() {
             ? ""
             : absl::StrFormat(" (%d other name%s of the rule: too few as well)",
                               misfit.others, misfit.others == 1 ? "" : "s");
-    context_.diagnostics.Error(
-        misfit.placement->place,
-        absl::StrFormat("shard dim is %d but \"%s\" has %d dims%s",
-                        misfit.placement->dim, misfit.first->name,
-                        misfit.first->StoredShape().size(), others));
+    context_.diagnostics.Error(misfit.placement->place,
+                               "shard dim is %d but \"%s\" has %d dims%s",
+                               misfit.placement->dim, misfit.first->name,
+                               misfit.first->StoredShape().size(), others);
   }
 }
 
@@ -192,13 +191,13 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
               [](const RulePart& part) { return part.rule == 0; });
         });
     if (matches) {
-      context_.diagnostics.Error(
-          rule.place, absl::StrFormat("%s place every parameter that \"%s\" "
-                                      "matches; rules count in order",
-                                      spec_.flat_buffers.empty()
-                                          ? "earlier rules"
-                                          : "flat buffers and earlier rules",
-                                      rule.match));
+      context_.diagnostics.Error(rule.place,
+                                 "%s place every parameter that \"%s\" "
+                                 "matches; rules count in order",
+                                 spec_.flat_buffers.empty()
+                                     ? "earlier rules"
+                                     : "flat buffers and earlier rules",
+                                 rule.match);
       continue;
     }
     // Of each stack the first member.
@@ -208,11 +207,10 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
         NearestMatch(rule.match, {names.begin(), names.end()});
     context_.diagnostics.Error(
         rule.place,
-        absl::StrFormat(
-            "\"%s\" matches no parameter%s", rule.match,
-            nearest.empty()
-                ? ""
-                : absl::StrFormat("; the nearest is \"%s\"", nearest)));
+
+        "\"%s\" matches no parameter%s", rule.match,
+        nearest.empty() ? ""
+                        : absl::StrFormat("; the nearest is \"%s\"", nearest));
   }
 }
 
@@ -233,12 +231,11 @@ bool GenericLayout::CheckNames(const Placed& placed) {
     for (const Owner& owner : owners) {
       const std::optional<int64_t> rank = SharedRank(*owner.mesh, *placed.mesh);
       if (!rank.has_value()) continue;
-      context_.diagnostics.Error(
-          placed.rule->place,
-          absl::StrFormat("parameters \"%s\" and \"%s\" would both be "
-                          "tensor \"%s\" of rank %d",
-                          owner.param, param, ExpandName(pattern, numbers),
-                          *rank));
+      context_.diagnostics.Error(placed.rule->place,
+                                 "parameters \"%s\" and \"%s\" would both be "
+                                 "tensor \"%s\" of rank %d",
+                                 owner.param, param,
+                                 ExpandName(pattern, numbers), *rank);
       return false;
     }
     owners.push_back({placed.mesh, std::move(param)});
@@ -261,9 +258,9 @@ void GenericLayout::CheckFlatNames() {
         if (!rank.has_value()) continue;
         context_.diagnostics.Error(
             flat.place,
-            absl::StrFormat("flat buffer \"%s\" is also the tensor of \"%s\" "
-                            "on rank %d",
-                            name, owner.param, *rank));
+            "flat buffer \"%s\" is also the tensor of \"%s\" "
+            "on rank %d",
+            name, owner.param, *rank);
         return;
       }
       owners.push_back({&mesh, std::move(name)});
@@ -368,9 +365,8 @@ SideLayout GenericLayout::LayOut() {
         first.push_back(param.index[dim].numbers[part.positions[dim][0]]);
       }
       context_.diagnostics.Error(
-          context_.side.place,
-          absl::StrFormat("no rule of %s.tensors matches parameter \"%s\"",
-                          context_.side.key, ExpandName(param.name, first)));
+          context_.side.place, "no rule of %s.tensors matches parameter \"%s\"",
+          context_.side.key, ExpandName(param.name, first));
     }
   }
   ReportMisfits();

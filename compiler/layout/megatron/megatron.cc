@@ -7,32 +7,23 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "compiler/layout/common/fused_experts.h"
-#include "compiler/layout/common/mixers.h"
+#include "absl/types/span.h"
+#include "compiler/job/version.h"
+#include "compiler/layout/common/cut.h"
 #include "compiler/layout/common/role_table.h"
 #include "compiler/layout/common/shard.h"
 #include "compiler/layout/common/sizes.h"
 #include "compiler/layout/common/stages.h"
 #include "compiler/layout/common/tensor_stack.h"
 #include "compiler/layout/layout.h"
-#include "compiler/layout/megatron/mixers.h"
-#include "compiler/layout/megatron/specs.h"
+#include "compiler/layout/megatron/rows.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
-using megatron::ColumnShard;
-using megatron::FusedQkv;
-using megatron::FusedQkvRows;
-using megatron::GateAndUp;
-using megatron::InterleavedGateAndUp;
-using megatron::Replicated;
-using megatron::ReplicatedSecond;
-using megatron::RowShard;
 
 struct MegatronSizes {
   int64_t tensor;
@@ -83,8 +74,6 @@ class MegatronLayout {
   SideLayout LayOut();
 
  private:
-  using MakeSpec = absl::FunctionRef<TensorSpec(const LayerGroup&)>;
-
   // Reports sizes that do not fit; true when all do.
   bool CheckSizes();
 
@@ -93,24 +82,20 @@ class MegatronLayout {
   std::vector<BufferId> EmbeddingAndLayers(const Chunk& chunk, int64_t tensor);
   std::vector<BufferId> Experts(const Chunk& chunk, int64_t expert,
                                 int64_t expert_tensor);
-  // Of experts that a checkpoint holds in one tensor a layer.
-  void AddFusedExperts(const Chunk& chunk, const LayerBlock& block,
-                       Range experts, EvenPart part,
-                       std::vector<BufferId>& out);
   // Whether the model is of the class with mixers of several kinds.
   bool IsHybrid() const;
   std::vector<BufferId> NormAndHead(const Chunk& chunk, int64_t tensor);
 
-  // The buffers of a chunk's layers that are not experts'.
-  void AddLayers(const Chunk& chunk, const LayerBlock& block, int64_t tensor,
-                 std::vector<BufferId>& out);
-
-  // One stack per group of layers of `block` that have `roles`. `name` is the
-  // whole one, with "{0}" for the layer.
-  void AddStacks(const LayerBlock& block, std::string_view name,
-                 std::initializer_list<ParamRole> roles,
-                 const std::optional<ExpertSlice>& experts, MakeSpec make,
-                 std::vector<BufferId>& out);
+  // The stacks of a row in the layers of `block`, of experts those that
+  // `experts` names. `rank`: among those that cut the row's tensors.
+  void AddRow(const megatron::Row& row, const Chunk& chunk,
+              const LayerBlock& block, int64_t rank, const ExpertSlice& experts,
+              std::vector<BufferId>& out);
+  TensorSpec SpecOf(const megatron::Row& row,
+                    absl::Span<const Param* const> params, int64_t rank,
+                    const ExpertSlice& experts) const;
+  // The roles of a row that the model has; none: it has no such row.
+  std::vector<ParamRole> RolesOf(const megatron::Row& row) const;
 
   Chunk ChunkOf(int64_t stage, int64_t number, Range layers) const;
   Buffer Vocabulary(const Chunk& chunk, std::string_view name, ParamId id,
@@ -139,49 +124,38 @@ bool MegatronLayout::CheckSizes() {
 
   if (architecture.kv_heads > 0 &&
       architecture.heads % architecture.kv_heads != 0) {
-    checks.Report(
-        context_.model.place,
-        absl::StrFormat(
-            "num_key_value_heads %d does not divide %d attention heads",
-            architecture.kv_heads, architecture.heads));
+    checks.Report(context_.model.place,
+
+                  "num_key_value_heads %d does not divide %d attention heads",
+                  architecture.kv_heads, architecture.heads);
   }
-  checks.Heads(tensor);
+  for (const megatron::Row& row : megatron::Rows()) {
+    if (row.cut == Cut::kWhole) continue;
+    for (const ParamRole role : row.roles) {
+      if (FormOf(role).of_prediction) continue;
+      checks.Parts(megatron::IsOfExperts(row) ? expert_tensor : tensor, role);
+    }
+  }
   if (!table_.Params(kQuery).empty() && checks.ok()) {
-    checks.Divides(tensor, FusedQkvRows(architecture),
+    checks.Divides(tensor, megatron::FusedQkvRows(architecture),
                    "rows of the fused query, key and value");
   }
-  for (const ParamRole role : {kMlpGate, kMlpUp}) {
-    checks.Rows(tensor, role, "intermediate features of the MLP");
+  checks.Parts(tensor, kMtpProjection);
+  if (architecture.mamba.has_value()) {
+    checks.Divides(tensor, architecture.mamba->groups, "Mamba groups");
   }
-  checks.Columns(tensor, kMlpDown, "intermediate features of the MLP");
-  for (const ParamRole role : {kSharedExpertGate, kSharedExpertUp}) {
-    checks.Rows(tensor, role, "intermediate features of the shared experts");
-  }
-  checks.Columns(tensor, kSharedExpertDown,
-                 "intermediate features of the shared experts");
-  checks.Rows(tensor, kMtpProjection, "rows of eh_proj");
   for (int64_t layer = 0; layer < architecture.all_layers(); ++layer) {
     if (table_.At(kQuery, layer).empty()) continue;
     if (!table_.At(kAttentionNorm, layer).empty()) continue;
-    checks.Report(
-        side.layout.place,
-        absl::StrFormat("%s: Megatron's attention has a norm before "
-                        "it, and layer %d of this %s has none; wanted "
-                        "a parameter of role attention_norm",
-                        side.key, layer, architecture.family->model_type));
+    checks.Report(side.layout.place,
+                  "%s: Megatron's attention has a norm before "
+                  "it, and layer %d of this %s has none; wanted "
+                  "a parameter of role attention_norm",
+                  side.key, layer, architecture.family->model_type);
     break;
   }
-  CheckMixerSizes(checks, architecture, tensor, MambaGroups::kCut);
-
   checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
   checks.Divides(expert, architecture.experts, "experts");
-  for (const ParamRole role : {kExpertGate, kExpertUp}) {
-    checks.Rows(expert_tensor, role, "intermediate features of an expert");
-  }
-  checks.Columns(expert_tensor, kExpertDown,
-                 "intermediate features of an expert");
-  checks.Columns(expert_tensor, kFusedExpertDown,
-                 "intermediate features of an expert");
   SizeChecks::Divisor expert_ranks = expert;
   if (sizes_.expert_tensor > 1) {
     expert_ranks.text = absl::StrFormat("%s x expert_tensor_parallel %d",
@@ -203,10 +177,10 @@ bool MegatronLayout::CheckSizes() {
   if (!table_.Params(kFusedExpertDown).empty()) {
     // Such experts are written one by one, gate rows before up rows.
     const auto refuse = [&](std::string_view key, const Place& place) {
-      checks.Report(place, absl::StrFormat(
-                               "%s.%s is not known of %s's experts; "
-                               "wanted no such key",
-                               side.key, key, architecture.family->model_type));
+      checks.Report(place,
+                    "%s.%s is not known of %s's experts; "
+                    "wanted no such key",
+                    side.key, key, architecture.family->model_type);
     };
     if (side.moe_mlp_glu_interleave_size.given) {
       refuse("moe_mlp_glu_interleave_size",
@@ -219,18 +193,75 @@ bool MegatronLayout::CheckSizes() {
   return checks.ok();
 }
 
-void MegatronLayout::AddStacks(const LayerBlock& block, std::string_view name,
-                               std::initializer_list<ParamRole> roles,
-                               const std::optional<ExpertSlice>& experts,
-                               MakeSpec make, std::vector<BufferId>& out) {
+std::vector<ParamRole> MegatronLayout::RolesOf(const megatron::Row& row) const {
+  const auto has = [&](ParamRole role) {
+    return role != kOther && !table_.Params(role).empty();
+  };
+  const bool is_of_release =
+      IsSince(context_.side, {0, row.since}) &&
+      (row.before == 0 || !IsSince(context_.side, {0, row.before}));
+  if (!is_of_release || has(row.without)) return {};
+  std::vector<ParamRole> roles;
+  for (const ParamRole role : row.roles) {
+    if (has(role)) roles.push_back(role);
+  }
+  if (row.beside != kOther && !roles.empty()) roles.push_back(row.beside);
+  return roles;
+}
+
+TensorSpec MegatronLayout::SpecOf(const megatron::Row& row,
+                                  absl::Span<const Param* const> params,
+                                  int64_t rank,
+                                  const ExpertSlice& experts) const {
+  const Architecture& architecture = context_.model.architecture;
+  const bool of_experts = megatron::IsOfExperts(row);
+  const int64_t count = of_experts ? sizes_.expert_tensor : sizes_.tensor;
+  const EvenPart part = {.count = count, .index = rank % count};
+  if (row.beside != kOther) params = params.first(1);
+  if (row.make != nullptr) return row.make(params, architecture, part);
+  if (IsStacked(params[0]->role)) {
+    const std::vector<int32_t>& held = experts.experts.front();
+    TensorSpec spec =
+        StackedExperts(*params[0], {held.front(), held.back() + 1}, part,
+                       GateUpOrder::kGateFirst);
+    spec.shape.erase(spec.shape.begin());
+    return spec;
+  }
+  const Located<int64_t>& interleave =
+      context_.side.moe_mlp_glu_interleave_size;
+  if (of_experts && interleave.given && params.size() == 2) {
+    return megatron::InterleavedGateAndUp(params, part, interleave.value);
+  }
+  return CutOf(params, row.cut, architecture, part);
+}
+
+void MegatronLayout::AddRow(const megatron::Row& row, const Chunk& chunk,
+                            const LayerBlock& block, int64_t rank,
+                            const ExpertSlice& experts,
+                            std::vector<BufferId>& out) {
+  const std::vector<ParamRole> roles = RolesOf(row);
+  if (roles.empty()) return;
+  const RoleForm& form = FormOf(roles[0]);
+  const bool by_expert = form.scope == RoleScope::kExpert;
+  const bool is_stacked = IsStacked(roles[0]);
+  const bool in_name = is_stacked || (by_expert && experts.in_name);
   for (const LayerGroup& group : table_.Group(roles, block.layers)) {
-    TensorSpec spec = make(group);
-    spec.name = std::string(name);
+    TensorSpec spec = SpecOf(row, group.params, rank, experts);
+    spec.name =
+        absl::StrFormat("%s%s%s%s", chunk.prefix,
+                        form.of_prediction ? block.prediction : block.layer,
+                        row.name, in_name ? "{1}" : "");
+    spec.form = row.form;
+    if (row.declared_fp32 && context_.side.mamba_fp32.value) {
+      spec.own_dtype = DType::kFp32;
+    }
+    LayerStackOptions options = {
+        .dtype = BufferDType(context_.side, *group.params[0]),
+        .first_layer = block.layers.begin,
+        .experts = by_expert ? std::optional(experts) : std::nullopt};
+    if (is_stacked) options.fused_experts = std::ssize(experts.experts[0]);
     out.push_back(context_.buffers.Intern(
-        LayerStack(table_, std::move(spec), group.layers,
-                   {.dtype = BufferDType(context_.side, *group.params[0]),
-                    .first_layer = block.layers.begin,
-                    .experts = experts})));
+        LayerStack(table_, std::move(spec), group.layers, options)));
   }
 }
 
@@ -271,184 +302,28 @@ std::vector<BufferId> MegatronLayout::EmbeddingAndLayers(const Chunk& chunk,
     }
   }
   for (const LayerBlock& block : chunk.blocks) {
-    AddLayers(chunk, block, tensor, out);
+    for (const megatron::Row& row : megatron::Rows()) {
+      if (megatron::IsOfExperts(row)) continue;
+      AddRow(row, chunk, block, tensor, {}, out);
+    }
   }
   return out;
-}
-
-void MegatronLayout::AddLayers(const Chunk& chunk, const LayerBlock& block,
-                               int64_t tensor, std::vector<BufferId>& out) {
-  const auto add_in = [&](std::string_view module, std::string_view name,
-                          std::initializer_list<ParamRole> roles,
-                          MakeSpec make) {
-    AddStacks(block, absl::StrFormat("%s%s%s", chunk.prefix, module, name),
-              roles, std::nullopt, make, out);
-  };
-  const auto add = [&](std::string_view name,
-                       std::initializer_list<ParamRole> roles, MakeSpec make) {
-    add_in(block.layer, name, roles, make);
-  };
-  const auto add_prediction = [&](std::string_view name, ParamRole role,
-                                  MakeSpec make) {
-    add_in(block.prediction, name, {role}, make);
-  };
-  const auto row_shard = [&](const LayerGroup& group) {
-    return RowShard(group, sizes_.tensor, tensor);
-  };
-  const auto column_shard = [&](const LayerGroup& group) {
-    return ColumnShard(group, sizes_.tensor, tensor);
-  };
-  const auto gate_and_up = [&](const LayerGroup& group) {
-    return GateAndUp(group, sizes_.tensor, tensor);
-  };
-  const Architecture& architecture = context_.model.architecture;
-  const Range qkv_rows =
-      EvenShard(FusedQkvRows(architecture), sizes_.tensor, tensor);
-  const auto fused_qkv = [&](const LayerGroup& group) {
-    return FusedQkv(group, architecture, qkv_rows);
-  };
-
-  // Without gates, fc1 is up alone.
-  const auto add_fc1 = [&](std::string_view name, ParamRole gate,
-                           ParamRole up) {
-    if (table_.Params(gate).empty()) {
-      add(name, {up}, row_shard);
-    } else {
-      add(name, {gate, up}, gate_and_up);
-    }
-  };
-  const EvenPart part = {sizes_.tensor, tensor};
-
-  add_prediction("enorm.weight", kMtpEmbeddingNorm, Replicated);
-  add_prediction("hnorm.weight", kMtpHiddenNorm, Replicated);
-  add_prediction("eh_proj.weight", kMtpProjection, row_shard);
-
-  // Latent attention has its norm in front of it, else the fused projection.
-  if (architecture.latent.has_value()) {
-    add("input_layernorm.weight", {kAttentionNorm}, Replicated);
-  } else {
-    add("self_attention.linear_qkv.layer_norm_weight", {kQuery, kAttentionNorm},
-        ReplicatedSecond);
-  }
-  add("self_attention.linear_proj.weight", {kAttentionOutput}, column_shard);
-  add("self_attention.linear_proj.bias", {kAttentionOutputBias}, Replicated);
-  add("self_attention.linear_qkv.weight", {kQuery, kKey, kValue}, fused_qkv);
-  add("self_attention.linear_qkv.bias", {kQueryBias, kKeyBias, kValueBias},
-      fused_qkv);
-  add("self_attention.q_layernorm.weight", {kQueryNorm}, Replicated);
-  add("self_attention.k_layernorm.weight", {kKeyNorm}, Replicated);
-  add("self_attention.core_attention.softmax_offset", {kAttentionSinks},
-      [&](const LayerGroup& group) { return RowPart(*group.params[0], part); });
-  add("self_attention.linear_q_proj.weight", {kLatentQuery}, row_shard);
-  add("self_attention.linear_q_down_proj.weight", {kQueryDown}, Replicated);
-  add("self_attention.linear_q_up_proj.layer_norm_weight", {kQueryDownNorm},
-      Replicated);
-  add("self_attention.linear_q_up_proj.weight", {kQueryUp}, row_shard);
-  add("self_attention.linear_kv_down_proj.weight", {kKeyValueDown}, Replicated);
-  add("self_attention.linear_kv_up_proj.layer_norm_weight", {kKeyValueDownNorm},
-      Replicated);
-  add("self_attention.linear_kv_up_proj.weight", {kKeyValueUp}, row_shard);
-  megatron::AddMixers(architecture, context_.side, part, add);
-  // Where the MLP has a norm of its own before it and one after it, the other
-  // is the attention's.
-  if (table_.Params(kMlpInputNorm).empty()) {
-    add("mlp.linear_fc1.layer_norm_weight", {kMlpNorm}, Replicated);
-  } else {
-    add("self_attention.linear_proj.post_layernorm.weight", {kMlpNorm},
-        Replicated);
-    add("mlp.linear_fc1.layer_norm_weight", {kMlpInputNorm}, Replicated);
-    add("mlp.linear_fc2.post_layernorm.weight", {kMlpOutputNorm}, Replicated);
-  }
-  add_fc1("mlp.linear_fc1.weight", kMlpGate, kMlpUp);
-  add("mlp.linear_fc2.weight", {kMlpDown}, column_shard);
-  add("pre_mlp_layernorm.weight", {kMoeNorm}, Replicated);
-  add("mlp.router.weight", {kRouter}, Replicated);
-  add("mlp.router.bias", {kRouterBias}, Replicated);
-  add("mlp.router.expert_bias", {kRouterCorrection}, Replicated);
-  add("mlp.fc1_latent_proj.weight", {kLatentDown}, Replicated);
-  add("mlp.fc2_latent_proj.weight", {kLatentUp}, Replicated);
-  add("mlp.shared_experts.gate_weight", {kSharedExpertRouter}, Replicated);
-  add_fc1("mlp.shared_experts.linear_fc1.weight", kSharedExpertGate,
-          kSharedExpertUp);
-  add("mlp.shared_experts.linear_fc2.weight", {kSharedExpertDown},
-      column_shard);
-  add_prediction("final_layernorm.weight", kMtpFinalNorm, Replicated);
 }
 
 std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
                                               int64_t expert,
                                               int64_t expert_tensor) {
   std::vector<BufferId> out;
-  const Range experts =
-      EvenShard(context_.model.architecture.experts, sizes_.expert, expert);
   const ExpertSlice slice = ConsecutiveExperts(
-      experts, !context_.side.moe_single_grouped_weight.value);
-  const Located<int64_t>& interleave =
-      context_.side.moe_mlp_glu_interleave_size;
+      EvenShard(context_.model.architecture.experts, sizes_.expert, expert),
+      !context_.side.moe_single_grouped_weight.value);
   for (const LayerBlock& block : chunk.blocks) {
-    const auto name = [&](std::string_view linear) {
-      return absl::StrFormat("%s%smlp.experts.%s.weight%s", chunk.prefix,
-                             block.layer, linear, slice.in_name ? "{1}" : "");
-    };
-    if (table_.Params(kExpertGate).empty()) {
-      AddStacks(
-          block, name("linear_fc1"), {kExpertUp}, slice,
-          [&](const LayerGroup& group) {
-            return RowShard(group, sizes_.expert_tensor, expert_tensor);
-          },
-          out);
-    } else {
-      AddStacks(
-          block, name("linear_fc1"), {kExpertGate, kExpertUp}, slice,
-          [&](const LayerGroup& group) {
-            return interleave.given
-                       ? InterleavedGateAndUp(group, sizes_.expert_tensor,
-                                              expert_tensor, interleave.value)
-                       : GateAndUp(group, sizes_.expert_tensor, expert_tensor);
-          },
-          out);
+    for (const megatron::Row& row : megatron::Rows()) {
+      if (!megatron::IsOfExperts(row)) continue;
+      AddRow(row, chunk, block, expert_tensor, slice, out);
     }
-    AddStacks(
-        block, name("linear_fc2"), {kExpertDown}, slice,
-        [&](const LayerGroup& group) {
-          return ColumnShard(group, sizes_.expert_tensor, expert_tensor);
-        },
-        out);
-    AddFusedExperts(chunk, block, experts,
-                    {sizes_.expert_tensor, expert_tensor}, out);
   }
   return out;
-}
-
-void MegatronLayout::AddFusedExperts(const Chunk& chunk,
-                                     const LayerBlock& block, Range experts,
-                                     EvenPart part,
-                                     std::vector<BufferId>& out) {
-  const auto add = [&](std::string_view name, ParamRole role,
-                       absl::FunctionRef<TensorSpec(const Param&)> make) {
-    for (const LayerGroup& group : table_.Group({&role, 1}, block.layers)) {
-      const Param& param = *group.params[0];
-      TensorSpec spec = make(param);
-      spec.name = absl::StrFormat("%s%smlp.experts.%s{1}", chunk.prefix,
-                                  block.layer, name);
-      out.push_back(context_.buffers.Intern(
-          LayerStack(table_, std::move(spec), group.layers,
-                     {.dtype = BufferDType(context_.side, param),
-                      .first_layer = block.layers.begin,
-                      .experts = std::nullopt,
-                      .fused_experts = experts.size()})));
-    }
-  };
-  add("linear_fc1.weight", kFusedExpertGateUp, [&](const Param& param) {
-    return GateUpOfExperts(param, experts, part);
-  });
-  add("linear_fc1.bias", kFusedExpertGateUpBias, [&](const Param& param) {
-    return GateUpBiasOfExperts(param, experts, part);
-  });
-  add("linear_fc2.weight", kFusedExpertDown,
-      [&](const Param& param) { return DownOfExperts(param, experts, part); });
-  add("linear_fc2.bias", kFusedExpertDownBias,
-      [&](const Param& param) { return DownBiasOfExperts(param, experts); });
 }
 
 bool MegatronLayout::IsHybrid() const {

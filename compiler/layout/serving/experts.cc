@@ -165,9 +165,9 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
   const int64_t experts = context.model.architecture.experts;
   if (ranks == 0 && side.experts.given) {
     checks.Report(side.experts.place,
-                  absl::StrFormat("%s.experts places experts on ranks; wanted "
-                                  "expert_parallel beside it",
-                                  side.key));
+                  "%s.experts places experts on ranks; wanted "
+                  "expert_parallel beside it",
+                  side.key);
   }
 
   // By layer (or for all of them), by rank.
@@ -182,11 +182,11 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
     if (placement.redundant_experts > 0 && physical % ranks != 0) {
       checks.Report(
           side.experts.place,
-          absl::StrFormat(
-              "%s.experts.num_redundant_experts %d makes %d physical experts; "
-              "wanted a multiple of the %d ranks that share the experts of a "
-              "layer",
-              side.key, placement.redundant_experts, physical, ranks));
+
+          "%s.experts.num_redundant_experts %d makes %d physical experts; "
+          "wanted a multiple of the %d ranks that share the experts of a "
+          "layer",
+          side.key, placement.redundant_experts, physical, ranks);
     }
     dealt.push_back(DealLinearly(
         InitialExperts(experts, placement.redundant_experts), ranks));
@@ -238,22 +238,44 @@ GateUpOrder CheckMoeBackend(const SideSpec& side, SizeChecks& checks) {
     if (backend.order.has_value()) return *backend.order;
     checks.Report(
         side.moe_backend.place,
-        absl::StrFormat(
-            "%s.moe_backend \"%s\" %s, which a refit cannot write; run the "
-            "engine with \"triton\" or \"flashinfer_cutlass\", or leave the "
-            "key out, refit tensors in the checkpoint's order and let the "
-            "engine process its weights again (process_weights_after_loading)",
-            side.key, name, backend.effect));
+
+        "%s.moe_backend \"%s\" %s, which a refit cannot write; run the "
+        "engine with \"triton\" or \"flashinfer_cutlass\", or leave the "
+        "key out, refit tensors in the checkpoint's order and let the "
+        "engine process its weights again (process_weights_after_loading)",
+        side.key, name, backend.effect);
     return kCheckpoints;
   }
   const std::string nearest = NearestWord(name, names);
-  checks.Report(
-      side.moe_backend.place,
-      absl::StrFormat("%s.moe_backend \"%s\" is unknown; %s", side.key, name,
-                      nearest.empty()
-                          ? "wanted \"triton\" or \"flashinfer_cutlass\""
-                          : absl::StrFormat("did you mean \"%s\"?", nearest)));
+  checks.Report(side.moe_backend.place, "%s.moe_backend \"%s\" is unknown; %s",
+                side.key, name,
+                nearest.empty()
+                    ? "wanted \"triton\" or \"flashinfer_cutlass\""
+                    : absl::StrFormat("did you mean \"%s\"?", nearest));
   return kCheckpoints;
+}
+
+void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
+                       GateUpOrder order, SizeChecks& checks) {
+  if (table.Params(ParamRole::kFusedExpertDown).empty() &&
+      table.Params(ParamRole::kStackedExpertDown).empty()) {
+    return;
+  }
+  const SideSpec& side = context.side;
+  const std::string_view family = context.model.architecture.family->model_type;
+  if (side.experts.given) {
+    checks.Report(side.experts.place,
+                  "%s.experts: the experts of %s are placed "
+                  "linearly; wanted no such key",
+                  side.key, family);
+  }
+  if (order != GateUpOrder::kGateFirst &&
+      !table.Params(ParamRole::kFusedExpertGateUp).empty()) {
+    checks.Report(side.moe_backend.place,
+                  "%s.moe_backend \"%s\" has no known order of %s's "
+                  "alternating gate and up rows; wanted triton",
+                  side.key, side.moe_backend.value, family);
+  }
 }
 
 }  // namespace refit

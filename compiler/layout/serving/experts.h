@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compiler/job/job.h"
+#include "compiler/layout/common/cut.h"
 #include "compiler/layout/common/role_table.h"
 #include "compiler/layout/common/sizes.h"
 #include "compiler/layout/common/tensor_stack.h"
@@ -23,9 +24,6 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
                                       const RoleTable& table, int64_t ranks,
                                       SizeChecks& checks);
 
-// The rows of "w13_weight" of one expert.
-enum class GateUpOrder : uint8_t { kGateFirst, kUpFirst };
-
 // What a serving engine of `side` must be set to, since tensors of other
 // experts, or with rows in another order, have the same shapes. Requires a
 // model with experts. `expert_ranks`: ranks that share the experts of a layer,
@@ -37,6 +35,11 @@ std::map<std::string, std::string> ExpertRequirements(const SideSpec& side,
 // Reports backends that keep no order which a refit could write, and names that
 // are none.
 GateUpOrder CheckMoeBackend(const SideSpec& side, SizeChecks& checks);
+
+// Experts in one tensor a layer stand in the checkpoint's order alone, and
+// alternating rows have no other order: reports other wishes.
+void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
+                       GateUpOrder order, SizeChecks& checks);
 
 }  // namespace refit
 

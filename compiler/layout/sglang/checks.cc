@@ -9,8 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "compiler/job/object_reader.h"
-#include "compiler/layout/common/mixers.h"
-#include "compiler/layout/serving/serving.h"
+#include "compiler/layout/serving/experts.h"
 #include "compiler/layout/serving/tower.h"
 
 namespace refit::sglang {
@@ -41,13 +40,12 @@ void CheckDenseLayers(const LayoutContext& context, const RoleTable& table,
                       SizeChecks& checks) {
   const Family& family = *context.model.architecture.family;
   if (family.sglang.dense_layers || table.Params(kMlpUp).empty()) return;
-  checks.Report(
-      context.side.layout.place,
-      absl::StrFormat("%s: SGLang's %s has experts in every layer, and the "
-                      "model has a dense MLP \"%s\"; wanted another layout "
-                      "(generic places any tensors)",
-                      context.side.key, family.model_type,
-                      table.param(table.Params(kMlpUp)[0]).FirstName()));
+  checks.Report(context.side.layout.place,
+                "%s: SGLang's %s has experts in every layer, and the "
+                "model has a dense MLP \"%s\"; wanted another layout "
+                "(generic places any tensors)",
+                context.side.key, family.model_type,
+                table.param(table.Params(kMlpUp)[0]).FirstName());
 }
 
 // Reports models and meshes that its classes cannot hold.
@@ -59,65 +57,59 @@ void CheckModel(const LayoutContext& context, const RoleTable& table,
   const SglangTraits& traits = architecture.family->sglang;
   if (traits.head == SglangTraits::Head::kEveryStage && architecture.tied &&
       side.pipeline_parallel.value > 1) {
-    checks.Report(
-        side.pipeline_parallel.place,
-        absl::StrFormat("%s.pipeline_parallel %d: SGLang's %s takes a tied "
-                        "head from the embedding, which the last of several "
-                        "stages does not have; wanted 1",
-                        side.key, side.pipeline_parallel.value, name));
+    checks.Report(side.pipeline_parallel.place,
+                  "%s.pipeline_parallel %d: SGLang's %s takes a tied "
+                  "head from the embedding, which the last of several "
+                  "stages does not have; wanted 1",
+                  side.key, side.pipeline_parallel.value, name);
   }
   if (!traits.dp_attention && side.dp_attention.value > 1) {
-    checks.Report(
-        side.dp_attention.place,
-        absl::StrFormat("%s.dp_attention %d: SGLang's %s cuts its attention by "
-                        "all of tensor_parallel; wanted 1, with \"replicas\" "
-                        "for more engines",
-                        side.key, side.dp_attention.value, name));
+    checks.Report(side.dp_attention.place,
+                  "%s.dp_attention %d: SGLang's %s cuts its attention by "
+                  "all of tensor_parallel; wanted 1, with \"replicas\" "
+                  "for more engines",
+                  side.key, side.dp_attention.value, name);
   }
   if (!traits.redundant_experts &&
       HasRedundantExperts(side.experts.value, architecture.experts)) {
-    checks.Report(
-        side.experts.place,
-        absl::StrFormat("%s.experts: SGLang's %s has %d physical experts, one "
-                        "for each expert; wanted no redundant ones",
-                        side.key, name, architecture.experts));
+    checks.Report(side.experts.place,
+                  "%s.experts: SGLang's %s has %d physical experts, one "
+                  "for each expert; wanted no redundant ones",
+                  side.key, name, architecture.experts);
   }
   if (!traits.pipeline_parallel && side.pipeline_parallel.value > 1) {
-    checks.Report(
-        side.pipeline_parallel.place,
-        absl::StrFormat("%s.pipeline_parallel %d: SGLang's %s has one "
-                        "stage; wanted 1",
-                        side.key, side.pipeline_parallel.value, name));
+    checks.Report(side.pipeline_parallel.place,
+                  "%s.pipeline_parallel %d: SGLang's %s has one "
+                  "stage; wanted 1",
+                  side.key, side.pipeline_parallel.value, name);
   }
   const bool is_whole =
       traits.embedding == SglangTraits::Embedding::kWhole ||
       (traits.embedding == SglangTraits::Embedding::kWholeBesideDpAttention &&
        side.dp_attention.value > 1);
   if (is_whole && side.embedding.given) {
-    checks.Report(
-        side.embedding.place,
-        absl::StrFormat("%s.embedding: SGLang's %s has the embedding whole on "
-                        "every rank%s; wanted no such key",
-                        side.key, name,
-                        side.dp_attention.value > 1 ? " of dp_attention" : ""));
+    checks.Report(side.embedding.place,
+                  "%s.embedding: SGLang's %s has the embedding whole on "
+                  "every rank%s; wanted no such key",
+                  side.key, name,
+                  side.dp_attention.value > 1 ? " of dp_attention" : "");
   }
   if (side.quantized.given && !table.Params(kIndexKey).empty() &&
       !architecture.index_rope_interleaved) {
     checks.Report(side.quantized.place,
-                  absl::StrFormat("%s.dtype: SGLang quantizes the indexer's wk "
-                                  "of this %s, and a refit does not yet; "
-                                  "wanted bf16",
-                                  side.key, name));
+                  "%s.dtype: SGLang quantizes the indexer's wk "
+                  "of this %s, and a refit does not yet; "
+                  "wanted bf16",
+                  side.key, name);
   }
   for (const ParamRole role : {kColumn, kRow}) {
     if (side.dp_attention.value == 1 || table.Params(role).empty()) continue;
-    checks.Report(
-        side.dp_attention.place,
-        absl::StrFormat("%s.dp_attention %d: whether \"%s\" of this %s is cut "
-                        "with the attention is not known of roles column and "
-                        "row; wanted 1",
-                        side.key, side.dp_attention.value,
-                        table.param(table.Params(role)[0]).name, name));
+    checks.Report(side.dp_attention.place,
+                  "%s.dp_attention %d: whether \"%s\" of this %s is cut "
+                  "with the attention is not known of roles column and "
+                  "row; wanted 1",
+                  side.key, side.dp_attention.value,
+                  table.param(table.Params(role)[0]).name, name);
     break;
   }
   CheckDenseLayers(context, table, checks);
@@ -129,47 +121,41 @@ void CheckPlainTower(const LayoutContext& context, SizeChecks& checks) {
   const Family& family = *context.model.architecture.family;
   if (!context.model.vision || !family.sglang.plain_tower) return;
   if (HasWholeTower(context)) {
-    checks.Report(
-        side.mm_encoder_tp_mode.place,
-        absl::StrFormat("%s.mm_encoder_tp_mode \"data\": SGLang cuts the "
-                        "vision tower of %s all the same; wanted \"weights\"",
-                        side.key, family.model_type));
+    checks.Report(side.mm_encoder_tp_mode.place,
+                  "%s.mm_encoder_tp_mode \"data\": SGLang cuts the "
+                  "vision tower of %s all the same; wanted \"weights\"",
+                  side.key, family.model_type);
   }
   if (side.dp_attention.value > 1) {
-    checks.Report(
-        side.dp_attention.place,
-        absl::StrFormat("%s.dp_attention %d: SGLang cuts parts of the vision "
-                        "tower of %s by it and others by tensor_parallel; "
-                        "wanted 1, or \"vision\": false",
-                        side.key, side.dp_attention.value, family.model_type));
+    checks.Report(side.dp_attention.place,
+                  "%s.dp_attention %d: SGLang cuts parts of the vision "
+                  "tower of %s by it and others by tensor_parallel; "
+                  "wanted 1, or \"vision\": false",
+                  side.key, side.dp_attention.value, family.model_type);
   }
 }
 
 // Reports shared experts that the side cannot hold.
 void CheckShared(const LayoutContext& context, const RoleTable& table,
-                 const SizeChecks::Divisor& tensor, SizeChecks& checks) {
+                 SizeChecks& checks) {
   const Located<SharedExperts>& shared = context.side.shared_experts;
   if (shared.given && table.Params(kSharedExpertUp).empty()) {
-    checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts needs a model with shared "
-                        "experts; this %s has none",
-                        context.side.key,
-                        context.model.architecture.family->model_type));
+    checks.Report(shared.place,
+                  "%s.shared_experts needs a model with shared "
+                  "experts; this %s has none",
+                  context.side.key,
+                  context.model.architecture.family->model_type);
     return;
   }
-  const SharedExperts kind = SharedExpertsOf(context, table);
-  if (kind == SharedExperts::kTensor) CheckSharedExperts(checks, tensor);
-  if (kind != SharedExperts::kFused) return;
+  if (SharedExpertsOf(context, table) != SharedExperts::kFused) return;
   if (table.Params(kSharedExpertGate).empty() ||
       table.Params(kExpertUp).empty()) {
-    checks.Report(
-        shared.place,
-        absl::StrFormat("%s.shared_experts \"fused\" is not what SGLang does "
-                        "with those of %s; wanted \"tensor\" or "
-                        "\"replicated\"",
-                        context.side.key,
-                        context.model.architecture.family->model_type));
+    checks.Report(shared.place,
+                  "%s.shared_experts \"fused\" is not what SGLang does "
+                  "with those of %s; wanted \"tensor\" or "
+                  "\"replicated\"",
+                  context.side.key,
+                  context.model.architecture.family->model_type);
     return;
   }
   for (int64_t layer = 0; layer < context.model.architecture.layers; ++layer) {
@@ -177,25 +163,22 @@ void CheckShared(const LayoutContext& context, const RoleTable& table,
         table.At(kSharedExpertUp, layer).empty()) {
       continue;
     }
-    checks.Report(
-        context.side.layout.place,
-        absl::StrFormat("%s.shared_experts \"fused\" needs experts and shared "
-                        "experts in the same layers, and layer %d has not both",
-                        context.side.key, layer));
+    checks.Report(context.side.layout.place,
+                  "%s.shared_experts \"fused\" needs experts and shared "
+                  "experts in the same layers, and layer %d has not both",
+                  context.side.key, layer);
     return;
   }
   const int64_t expert = table.param(table.Params(kExpertUp)[0]).shape[0];
   for (const ParamId id : table.Params(kSharedExpertUp)) {
     const int64_t rows = table.param(id).shape[0];
     if (rows == expert) continue;
-    checks.Report(
-        shared.given ? shared.place : context.side.layout.place,
-        absl::StrFormat("%s.shared_experts \"fused\"%s needs shared experts of "
-                        "the size of one; they have %d intermediate features, "
-                        "an expert has %d",
-                        context.side.key,
-                        shared.given ? "" : ", SGLang's default here,", rows,
-                        expert));
+    checks.Report(shared.given ? shared.place : context.side.layout.place,
+                  "%s.shared_experts \"fused\"%s needs shared experts of "
+                  "the size of one; they have %d intermediate features, "
+                  "an expert has %d",
+                  context.side.key,
+                  shared.given ? "" : ", SGLang's default here,", rows, expert);
   }
 }
 
@@ -238,15 +221,6 @@ SharedExperts SharedExpertsOf(const LayoutContext& context,
       return SharedExperts::kFused;
   }
   return SharedExperts::kTensor;
-}
-
-Sizes SizesOf(const SideSpec& side) {
-  const int64_t tensor = side.tensor_parallel.value;
-  return {.tensor = tensor,
-          .pipeline = side.pipeline_parallel.value,
-          .attention = tensor / side.dp_attention.value,
-          .expert = side.expert_parallel.value,
-          .expert_tensor = tensor / side.expert_parallel.value};
 }
 
 bool CheckAxes(const LayoutContext& context) {
@@ -292,67 +266,35 @@ bool CheckAxes(const LayoutContext& context) {
   return fits;
 }
 
-ExpertForm CheckSizes(const LayoutContext& context, const RoleTable& table,
-                      const Sizes& sizes, SizeChecks& checks) {
+void CheckEngine(const LayoutContext& context, const RoleTable& table,
+                 const Engine& engine, SizeChecks& checks) {
   const SideSpec& side = context.side;
-  const SizeChecks::Divisor tensor =
-      checks.Named("tensor_parallel", side.tensor_parallel);
-  SizeChecks::Divisor attention = tensor;
-  if (side.dp_attention.value > 1) {
-    attention.text = absl::StrFormat("%s / dp_attention %d", tensor.text,
-                                     side.dp_attention.value);
-    attention.value = sizes.attention;
-  }
-  checks.Heads(attention);
-  CheckMlp(checks, tensor);
-  CheckPlainModules(checks, tensor);
+  const Architecture& architecture = context.model.architecture;
+  CheckLayers(engine, checks);
   CheckPlainTower(context, checks);
-  const SglangTraits& traits = context.model.architecture.family->sglang;
-  CheckTower(context, table,
-             {.tower = attention,
-              .connector = {},
-              .whole_in_tower = traits.whole_in_tower,
-              .may_be_whole = !traits.plain_tower},
-             checks);
-  CheckShared(context, table, tensor, checks);
-  CheckMixerSizes(checks, context.model.architecture, attention,
-                  MambaGroups::kCutOrWhole);
+  CheckTower(context, table, engine,
+             /*may_be_whole=*/!architecture.family->sglang.plain_tower, checks);
+  CheckShared(context, table, checks);
   CheckModel(context, table, checks);
-
   const SizeChecks::Divisor expert =
       checks.Named("expert_parallel", side.expert_parallel);
-  checks.HasExperts(sizes.expert > 1, expert.place, "expert_parallel");
+  checks.HasExperts(engine.experts > 1, expert.place, "expert_parallel");
   if (!side.experts.given) {
-    checks.Divides(expert, context.model.architecture.experts, "experts");
+    checks.Divides(expert, architecture.experts, "experts");
   }
-  SizeChecks::Divisor expert_tensor = tensor;
-  if (sizes.expert > 1) {
-    expert_tensor.text =
-        absl::StrFormat("%s / expert_parallel %d", tensor.text, sizes.expert);
-    expert_tensor.value = sizes.expert_tensor;
-  }
-  CheckExpertTensors(checks, expert_tensor);
+  CheckExperts(engine, checks);
   checks.HasExperts(side.router_dtype.given, side.router_dtype.place,
                     "router_dtype");
-  // Triton's kernels for unquantized experts want them so.
-  ExpertForm form;
-  form.transposed =
-      side.moe_backend.value == "triton_kernel" && !side.quantized.given;
-  if (form.transposed) {
+  if (engine.transposes_experts) {
     checks.HasExperts(true, side.moe_backend.place, "moe_backend");
-  } else {
-    form.order = CheckMoeBackend(side, checks);
   }
-  CheckFusedExperts(context, table, form.order, checks);
-  if (context.model.architecture.mtp_layers > 0) {
-    checks.Report(
-        side.mtp.given ? side.mtp.place : side.layout.place,
-        absl::StrFormat("%s cannot hold the model's %d multi-token-"
-                        "prediction layers: SGLang's draft model is a "
-                        "worker of its own; wanted \"mtp\": false",
-                        side.key, context.model.architecture.mtp_layers));
-  }
-  return form;
+  CheckFusedExperts(context, table, engine.order, checks);
+  if (architecture.mtp_layers == 0) return;
+  checks.Report(side.mtp.given ? side.mtp.place : side.layout.place,
+                "%s cannot hold the model's %d multi-token-"
+                "prediction layers: SGLang's draft model is a "
+                "worker of its own; wanted \"mtp\": false",
+                side.key, architecture.mtp_layers);
 }
 
 }  // namespace refit::sglang

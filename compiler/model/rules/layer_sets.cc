@@ -115,8 +115,7 @@ std::optional<std::set<int64_t>> RulesReader::ReadWhere(const JsonValue& value,
   if (by == lists.end()) {
     if (may_lack) return std::nullopt;
     if (!is_compiled_in_) {
-      values_.Error(
-          value, absl::StrFormat("%s: %s", path, scope_.NoKey(lists[0].key)));
+      values_.Error(value, "%s: %s", path, scope_.NoKey(lists[0].key));
       return std::set<int64_t>();
     }
     std::vector<std::string> keys;
@@ -126,11 +125,9 @@ std::optional<std::set<int64_t>> RulesReader::ReadWhere(const JsonValue& value,
       is_reported |= !reported_.insert(list.key).second;
     }
     if (!is_reported) {
-      config_.Error(lists[0].key,
-                    absl::StrFormat("missing key%s %s; wanted %s",
-                                    keys.size() == 1 ? "" : "s",
-                                    absl::StrJoin(keys, " and "),
-                                    keys.size() == 1 ? "it" : "one of them"));
+      config_.Error(lists[0].key, "missing key%s %s; wanted %s",
+                    keys.size() == 1 ? "" : "s", absl::StrJoin(keys, " and "),
+                    keys.size() == 1 ? "it" : "one of them");
     }
     return std::set<int64_t>();
   }
@@ -140,8 +137,8 @@ std::optional<std::set<int64_t>> RulesReader::ReadWhere(const JsonValue& value,
       WordsOfSet(by->value, absl::StrCat(path, ".", by->key));
   const auto report = [&](const std::string& mistake) {
     if (!is_compiled_in_) {
-      values_.Error(value, absl::StrFormat("%s: config.json's %s %s", path,
-                                           Quoted(by->key), mistake));
+      values_.Error(value, "%s: config.json's %s %s", path, Quoted(by->key),
+                    mistake);
     } else if (reported_.insert(by->key).second) {
       config_.Error(by->key, absl::StrCat(by->key, " ", mistake));
     }
@@ -174,9 +171,9 @@ std::set<int64_t> RulesReader::ReadExcept(const JsonValue& value,
   if (may_lack) name.remove_suffix(kOrNone.size());
   if (scope_.Find(name) == nullptr && !may_lack) {
     values_.Error(value,
-                  absl::StrFormat("%s is %s: config.json has no such key; "
-                                  "wanted one, or \"%s or []\"",
-                                  path, Quoted(*key), name));
+                  "%s is %s: config.json has no such key; "
+                  "wanted one, or \"%s or []\"",
+                  path, Quoted(*key), name);
   }
   const std::vector<int64_t> numbers = config_.IntegersOr(name, {});
   return {numbers.begin(), numbers.end()};
@@ -200,10 +197,8 @@ std::set<int64_t> RulesReader::ReadBesides(const JsonValue& value,
     }
     std::vector<std::string_view> known;
     for (const auto& [set, numbers] : layer_sets_) known.push_back(set);
-    values_.Error(
-        value,
-        absl::StrFormat("%s is %s, which is no set of layers before it%s", path,
-                        Quoted(name), known.empty() ? "" : Hint(name, known)));
+    values_.Error(value, "%s is %s, which is no set of layers before it%s",
+                  path, Quoted(name), known.empty() ? "" : Hint(name, known));
   }
   return layers;
 }
@@ -309,10 +304,10 @@ void RulesReader::CheckNumbersAlike(const JsonMember& list,
   const std::vector<int64_t> numbers = config_.IntegersOr(list.key, {});
   if (std::set<int64_t>(numbers.begin(), numbers.end()) == layers) return;
   config_.Error(list.key,
-                absl::StrFormat("%s names other layers than %s does: "
-                                "frameworks differ in which they read; wanted "
-                                "both alike",
-                                list.key, by));
+                "%s names other layers than %s does: "
+                "frameworks differ in which they read; wanted "
+                "both alike",
+                list.key, by);
 }
 
 }  // namespace refit

@@ -186,11 +186,9 @@ std::optional<JsonValue> RulesOf(const JsonValue& like,
     }
     const std::string nearest = NearestWord(*name, known);
     values.Error(
-        like, absl::StrFormat(
-                  "like is %s, which is no family of rules; %s", Quoted(*name),
-                  nearest.empty()
-                      ? absl::StrCat("wanted ", Alternatives(known))
-                      : absl::StrFormat("did you mean %s?", Quoted(nearest))));
+        like, "like is %s, which is no family of rules; %s", Quoted(*name),
+        nearest.empty() ? absl::StrCat("wanted ", Alternatives(known))
+                        : absl::StrFormat("did you mean %s?", Quoted(nearest)));
     return std::nullopt;
   }
   auto source = std::make_shared<const SourceFile>(
@@ -211,9 +209,10 @@ std::optional<JsonValue> CompleteTower(const JsonValue& tower,
   if (!other.has_value()) return std::nullopt;
   const JsonValue* of_other = FindMember(*other, kTowerKey);
   if (of_other == nullptr) {
-    values.Error(*like, absl::StrFormat("tower.like is %s, which has no tower; "
-                                        "wanted a family with one",
-                                        like->Text()));
+    values.Error(*like,
+                 "tower.like is %s, which has no tower; "
+                 "wanted a family with one",
+                 like->Text());
     return std::nullopt;
   }
   JsonValue completed = *of_other;

@@ -78,11 +78,10 @@ void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics) {
   // No param of the model has it, and each model has one.
   for (const ParamRole role : {ParamRole::kEmbedding, ParamRole::kFinalNorm}) {
     if (has.contains(role)) continue;
-    diagnostics.Warning(
-        model.place,
-        absl::StrFormat("the rules give no param the role \"%s\", so that no "
+    diagnostics.Warning(model.place,
+                        "the rules give no param the role \"%s\", so that no "
                         "refit writes such a tensor; wanted one",
-                        FormOf(role).word));
+                        FormOf(role).word);
   }
   const auto warn = [&](const LayerPart& part, ParamRole role) {
     std::set<int32_t> without;
@@ -97,12 +96,12 @@ void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics) {
     if (without.empty()) return;
     diagnostics.Warning(
         model.place,
-        absl::StrFormat(
-            "the rules give no param of %s the role \"%s\", beside \"%s\" "
-            "(\"%s\"): no refit writes such a tensor there; wanted one, or "
-            "modules of \"column\", \"row\" and \"replicated\" instead",
-            LayersText(without), FormOf(role).word, FormOf(other).word,
-            has[other].first));
+
+        "the rules give no param of %s the role \"%s\", beside \"%s\" "
+        "(\"%s\"): no refit writes such a tensor there; wanted one, or "
+        "modules of \"column\", \"row\" and \"replicated\" instead",
+        LayersText(without), FormOf(role).word, FormOf(other).word,
+        has[other].first);
   };
   for (const LayerPart& part : LayerParts()) {
     for (const ParamRole role : part.roles) warn(part, role);

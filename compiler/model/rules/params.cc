@@ -45,8 +45,8 @@ std::string_view InPlaceOf(ParamRole role) {
 void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                               const std::string& path) {
   const auto report = [&](std::string_view found, std::string_view wanted) {
-    values_.Error(value, absl::StrFormat("%s is %s, and %s; wanted %s", path,
-                                         FormOf(role).word, found, wanted));
+    values_.Error(value, "%s is %s, and %s; wanted %s", path, FormOf(role).word,
+                  found, wanted);
   };
   const std::optional<LatentAttention>& latent = architecture().latent;
   if (IsTower(role) != is_tower_) {
@@ -154,9 +154,8 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
 
   const std::optional<ParamRole> known = RoleOf(*role_text);
   if (!known.has_value()) {
-    values_.Error(*role, absl::StrFormat("%s is %s%s", reader.PathOf("role"),
-                                         Quoted(*role_text),
-                                         Hint(*role_text, RoleWords())));
+    values_.Error(*role, "%s is %s%s", reader.PathOf("role"),
+                  Quoted(*role_text), Hint(*role_text, RoleWords()));
     return;
   }
   param.role = *known;
@@ -189,9 +188,9 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   }();
   if (without.find_first_of("{}") != std::string::npos) {
     values_.Error(*name,
-                  absl::StrFormat("%s is %s; wanted no braces but one {layer} "
-                                  "or {mtp} and one {expert}",
-                                  reader.PathOf("name"), Quoted(*name_text)));
+                  "%s is %s; wanted no braces but one {layer} "
+                  "or {mtp} and one {expert}",
+                  reader.PathOf("name"), Quoted(*name_text));
     return;
   }
   const RoleForm& form = FormOf(param.role);
@@ -215,13 +214,11 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
           : form.scope != RoleScope::kModel && !is_only_prediction;
   const bool expert_wanted = form.scope == RoleScope::kExpert;
   if (of_layer != layer_wanted || of_expert != expert_wanted) {
-    values_.Error(
-        *name,
-        absl::StrFormat("%s is %s; the role %s wants a name with %s",
-                        reader.PathOf("name"), Quoted(*name_text), *role_text,
-                        expert_wanted  ? "{layer} and {expert}"
-                        : layer_wanted ? "{layer} and no {expert}"
-                                       : "neither {layer} nor {expert}"));
+    values_.Error(*name, "%s is %s; the role %s wants a name with %s",
+                  reader.PathOf("name"), Quoted(*name_text), *role_text,
+                  expert_wanted  ? "{layer} and {expert}"
+                  : layer_wanted ? "{layer} and no {expert}"
+                                 : "neither {layer} nor {expert}");
     return;
   }
   if (is_named_prediction) {
@@ -239,18 +236,17 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     if (found == layer_sets_.end()) {
       std::vector<std::string_view> sets;
       for (const auto& [word, numbers] : layer_sets_) sets.push_back(word);
-      values_.Error(
-          *layers,
-          absl::StrFormat("%s is %s, which is no set of \"layers\"%s",
-                          reader.PathOf("layers"), Quoted(*set),
-                          sets.empty() ? "; wanted one of them defined there"
-                                       : Hint(*set, sets)));
+      values_.Error(*layers, "%s is %s, which is no set of \"layers\"%s",
+                    reader.PathOf("layers"), Quoted(*set),
+                    sets.empty() ? "; wanted one of them defined there"
+                                 : Hint(*set, sets));
       return;
     }
     if (param.index.empty()) {
-      values_.Error(*layers, absl::StrFormat("%s is of a parameter without "
-                                             "{layer}; wanted no such key",
-                                             reader.PathOf("layers")));
+      values_.Error(*layers,
+                    "%s is of a parameter without "
+                    "{layer}; wanted no such key",
+                    reader.PathOf("layers"));
       return;
     }
     param.index[0].numbers = found->second;
@@ -258,21 +254,21 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
     for (int32_t& layer : param.index[0].numbers) layer -= param.first_layer;
     if (present && param.index[0].numbers[0] < 0) {
       values_.Error(*layers,
-                    absl::StrFormat("%s is %s, which has layers before those "
-                                    "of multi-token prediction; wanted a set "
-                                    "\"from\": \"layers\"",
-                                    reader.PathOf("layers"), Quoted(*set)));
+                    "%s is %s, which has layers before those "
+                    "of multi-token prediction; wanted a set "
+                    "\"from\": \"layers\"",
+                    reader.PathOf("layers"), Quoted(*set));
       return;
     }
   }
   if (!present) return;
   if (is_only_prediction && param.index[0].numbers.size() > 1) {
     values_.Error(*name,
-                  absl::StrFormat("%s is %s, and the model has %d layers of "
-                                  "multi-token prediction; wanted {mtp} or "
-                                  "{layer} in it",
-                                  reader.PathOf("name"), Quoted(*name_text),
-                                  param.index[0].numbers.size()));
+                  "%s is %s, and the model has %d layers of "
+                  "multi-token prediction; wanted {mtp} or "
+                  "{layer} in it",
+                  reader.PathOf("name"), Quoted(*name_text),
+                  param.index[0].numbers.size());
     return;
   }
   if (is_refused_) return;
@@ -287,10 +283,11 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   if (!has_shape) return;
   if (of_expert) {
     if (architecture().experts == 0) {
-      values_.Error(*name, absl::StrFormat("%s has {expert}, and the model has "
-                                           "no experts; wanted \"experts\" in "
-                                           "sizes",
-                                           reader.PathOf("name")));
+      values_.Error(*name,
+                    "%s has {expert}, and the model has "
+                    "no experts; wanted \"experts\" in "
+                    "sizes",
+                    reader.PathOf("name"));
       return;
     }
     param.index.push_back(Consecutive(0, architecture().experts));
@@ -302,9 +299,10 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   if (param.role == kFusedExpertGateUp ||
       param.role == kFusedExpertGateUpBias) {
     if (param.shape.empty() || param.shape.back() % 2 != 0) {
-      values_.Error(*shape, absl::StrFormat("%s: gate and up alternate; wanted "
-                                            "an even last size",
-                                            reader.PathOf("shape")));
+      values_.Error(*shape,
+                    "%s: gate and up alternate; wanted "
+                    "an even last size",
+                    reader.PathOf("shape"));
       return;
     }
     param.shape.back() /= 2;
@@ -313,18 +311,19 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   }
   if (rotary_pairs.value) {
     if (param.role != kQuery && param.role != kKey) {
-      values_.Error(*role, absl::StrFormat("%s is %s, which has no rotary "
-                                           "pairs; wanted query or key",
-                                           reader.PathOf("role"), *role_text));
+      values_.Error(*role,
+                    "%s is %s, which has no rotary "
+                    "pairs; wanted query or key",
+                    reader.PathOf("role"), *role_text);
       return;
     }
     const int64_t head_dim = architecture().head_dim;
     if (head_dim % 2 != 0) {
       if (!reported_.insert("head_dim").second) return;
       config_.Error("head_dim",
-                    absl::StrFormat("head_dim %d is odd; wanted an even one, "
-                                    "of rotary pairs",
-                                    head_dim));
+                    "head_dim %d is odd; wanted an even one, "
+                    "of rotary pairs",
+                    head_dim);
       return;
     }
     param.shape[0] /= head_dim;
@@ -333,9 +332,8 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   }
   const std::string mistake = ShapeMistake(param, architecture());
   if (!mistake.empty()) {
-    values_.Error(*shape,
-                  absl::StrFormat("%s: parameter %s %s", reader.PathOf("shape"),
-                                  Quoted(*name_text), mistake));
+    values_.Error(*shape, "%s: parameter %s %s", reader.PathOf("shape"),
+                  Quoted(*name_text), mistake);
     return;
   }
   if (param.role == kOutputHead && architecture().tied) {

@@ -68,9 +68,10 @@ void RulesReader::ReadModelType() {
   own_->family.of_file = !is_compiled_in_;
   const std::string found = whole_.String("model_type");
   if (found.empty() || found == *type) return;
-  values_.Error(*value, absl::StrFormat("model_type %s, but config.json is of "
-                                        "model_type %s; wanted the same",
-                                        Quoted(*type), Quoted(found)));
+  values_.Error(*value,
+                "model_type %s, but config.json is of "
+                "model_type %s; wanted the same",
+                Quoted(*type), Quoted(found));
 }
 
 void RulesReader::ReadKeys() {
@@ -93,9 +94,8 @@ void RulesReader::ReadKeys() {
     const std::string text = found == nullptr ? "null" : found->Text();
     const std::string only = member.value.Text();
     if (text == only || (found == nullptr && only == "false")) continue;
-    config_.Error(member.key,
-                  absl::StrFormat("%s %s is not supported; wanted %s",
-                                  member.key, text, only));
+    config_.Error(member.key, "%s %s is not supported; wanted %s", member.key,
+                  text, only);
   }
   for (const JsonMember& member : Members("alike")) {
     const std::string* other =
@@ -122,10 +122,8 @@ void RulesReader::ReadRefusals() {
     if (!refused || text == nullptr) continue;
     is_refused_ = true;
     const JsonValue* found = scope_.Find(member.key);
-    config_.Error(
-        member.key,
-        absl::StrFormat("%s is %s, %s", member.key,
-                        found == nullptr ? "missing" : found->Text(), *text));
+    config_.Error(member.key, "%s is %s, %s", member.key,
+                  found == nullptr ? "missing" : found->Text(), *text);
   }
 }
 

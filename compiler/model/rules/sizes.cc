@@ -95,10 +95,10 @@ bool RulesReader::ReadTied(absl::Span<const JsonMember> sizes,
   }
   if (otherwise == nullptr && !whole_.Has(kTiedKey)) {
     whole_.Error(kTiedKey,
-                 absl::StrFormat("missing key \"%s\": classes of this model "
-                                 "differ in what that means; wanted true or "
-                                 "false",
-                                 kTiedKey));
+                 "missing key \"%s\": classes of this model "
+                 "differ in what that means; wanted true or "
+                 "false",
+                 kTiedKey);
     return false;
   }
   const bool tied = whole_.FlagOr(
@@ -110,14 +110,12 @@ bool RulesReader::ReadTied(absl::Span<const JsonMember> sizes,
       std::any_of(alike.begin(), alike.end(),
                   [](const JsonMember& pair) { return pair.key == kTiedKey; });
   if (is_checked && config_.FlagOr(kTiedKey, tied) != tied) {
-    config_.Error(
-        kTiedKey,
-        absl::StrFormat("%s of text_config is %s, and the one beside it %s%s: "
-                        "frameworks differ in which they take; wanted both "
-                        "alike",
-                        kTiedKey, tied ? "false" : "true",
-                        tied ? "true" : "false",
-                        whole_.Has(kTiedKey) ? "" : " by default"));
+    config_.Error(kTiedKey,
+                  "%s of text_config is %s, and the one beside it %s%s: "
+                  "frameworks differ in which they take; wanted both "
+                  "alike",
+                  kTiedKey, tied ? "false" : "true", tied ? "true" : "false",
+                  whole_.Has(kTiedKey) ? "" : " by default");
   }
   return tied;
 }
@@ -137,9 +135,10 @@ bool RulesReader::ReportConfig(std::string_view expression,
     config_.Size(key);  // which reports it
     return true;
   }
-  config_.Error(key, absl::StrFormat("%s is %s; wanted an integer from %d to "
-                                     "%d",
-                                     key, value->Text(), range.min, range.max));
+  config_.Error(key,
+                "%s is %s; wanted an integer from %d to "
+                "%d",
+                key, value->Text(), range.min, range.max);
   return true;
 }
 
@@ -159,8 +158,8 @@ std::optional<int64_t> RulesReader::Number(const JsonValue& value,
     const absl::StatusOr<int64_t> result = Evaluate(*text, scope_);
     if (!result.ok()) {
       if (ReportConfig(*text, result.status(), range)) return std::nullopt;
-      values_.Error(value, absl::StrFormat("%s is %s: %s", path, shown,
-                                           result.status().message()));
+      values_.Error(value, "%s is %s: %s", path, shown,
+                    result.status().message());
       return std::nullopt;
     }
     number = *result;
@@ -174,7 +173,7 @@ std::optional<int64_t> RulesReader::Number(const JsonValue& value,
       text != nullptr && ReportConfig(*text, absl::OkStatus(), range)) {
     return std::nullopt;
   }
-  values_.Error(value, absl::StrFormat("%s is %s; %s", path, shown, wanted()));
+  values_.Error(value, "%s is %s; %s", path, shown, wanted());
   return std::nullopt;
 }
 
@@ -200,13 +199,13 @@ int64_t RulesReader::ReadKnownSize(const KnownSize<Sizes>& size,
     } else if (!ReportConfig(size.otherwise, number.status(), range)) {
       diagnostics().Error(
           place,
-          absl::StrFormat(
-              "missing key \"%s\" in sizes, and its default \"%s\" is no "
-              "size: %s; wanted an expression over config.json's keys",
-              size.name, size.otherwise,
-              number.ok() ? absl::StrFormat("%d is not %d to %d", *number,
-                                            range.min, range.max)
-                          : std::string(number.status().message())));
+
+          "missing key \"%s\" in sizes, and its default \"%s\" is no "
+          "size: %s; wanted an expression over config.json's keys",
+          size.name, size.otherwise,
+          number.ok() ? absl::StrFormat("%d is not %d to %d", *number,
+                                        range.min, range.max)
+                      : std::string(number.status().message()));
     }
   }
   scope_.sizes.emplace_back(size.name, value);
@@ -230,10 +229,10 @@ std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
   const auto* const lacks =
       std::find_if_not(std::begin(sizes), std::end(sizes), has);
   if (lacks != std::end(sizes)) {
-    diagnostics().Error(
-        place, absl::StrFormat("sizes.%s is %d and sizes.%s is 0; wanted both "
-                               "above 0, or neither",
-                               given->name, part.*given->member, lacks->name));
+    diagnostics().Error(place,
+                        "sizes.%s is %d and sizes.%s is 0; wanted both "
+                        "above 0, or neither",
+                        given->name, part.*given->member, lacks->name);
   }
   return part;
 }
@@ -253,10 +252,10 @@ void RulesReader::ReadSizes() {
   if (architecture().mtp_layers == 0) block = 1;
   if (block == 0 || architecture().mtp_layers % block != 0) {
     if (diagnostics().error_count() == errors_before) {
-      diagnostics().Error(
-          place, absl::StrFormat("sizes.mtp_layers is %d and sizes.mtp_block "
-                                 "is %d; wanted a multiple of it, above 0",
-                                 architecture().mtp_layers, block));
+      diagnostics().Error(place,
+                          "sizes.mtp_layers is %d and sizes.mtp_block "
+                          "is %d; wanted a multiple of it, above 0",
+                          architecture().mtp_layers, block);
     }
     architecture().mtp_layers = 0;
     block = 1;
@@ -288,15 +287,14 @@ void RulesReader::ReadSizes() {
     if (!size.ok() || !of.ok() || *size == 0 || *of % *size == 0) return;
     const std::string key = KeyOfSize(name, members);
     if (is_compiled_in_ && config_.Has(key)) {
-      config_.Error(key,
-                    absl::StrFormat("%s %d does not divide %s %d", key, *size,
-                                    KeyOfSize(of_name, members), *of));
+      config_.Error(key, "%s %d does not divide %s %d", key, *size,
+                    KeyOfSize(of_name, members), *of);
       return;
     }
     diagnostics().Error(place,
-                        absl::StrFormat("sizes.%s %d does not divide sizes.%s "
-                                        "%d",
-                                        name, *size, of_name, *of));
+                        "sizes.%s %d does not divide sizes.%s "
+                        "%d",
+                        name, *size, of_name, *of);
   };
   check_divides("mamba_groups", "mamba_heads");
   check_divides("delta_key_heads", "delta_value_heads");

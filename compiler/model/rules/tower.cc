@@ -13,11 +13,11 @@ void CheckTowerDType(ConfigReader& vision, ConfigReader& text) {
   if (HasDType(text) || !HasDType(vision)) return;
   if (vision.WeightDType() == text.WeightDType()) return;
   const std::string key = vision.Has("dtype") ? "dtype" : "torch_dtype";
-  vision.Error(
-      key, absl::StrFormat("%s %s is of the vision tower alone, and frameworks "
-                           "differ in what dtype the model then has; wanted "
-                           "\"%s\" beside vision_config",
-                           key, vision.String(key), key));
+  vision.Error(key,
+               "%s %s is of the vision tower alone, and frameworks "
+               "differ in what dtype the model then has; wanted "
+               "\"%s\" beside vision_config",
+               key, vision.String(key), key);
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ void RulesReader::ReadAsTower() {
   architecture().tower_heads = tower_.heads;
   if (tower_.hidden % tower_.heads != 0) {
     const std::string key = KeyOfSize("heads", members);
-    config_.Error(key, absl::StrFormat("%s %d does not divide hidden_size %d",
-                                       key, tower_.heads, tower_.hidden));
+    config_.Error(key, "%s %d does not divide hidden_size %d", key,
+                  tower_.heads, tower_.hidden);
   }
   ReadOwnSizes(members);
   ReadLayerSets();
