@@ -31,12 +31,12 @@ def model(name, **changes):
     return {**read(EXAMPLES / "models" / f"{name}.json"), **changes}
 
 
-def deepseek(ranks, name="deepseek-v3", expert_parallel=16):
-    """PP16 to engines of TP32, `ranks` on each side."""
+def deepseek(ranks, name="deepseek-v3", expert_parallel=16, engines_down=0):
+    """PP16 to engines of TP32, `ranks` on each side but for engines that are down."""
     of_example = read(EXAMPLES / "jobs/deepseek-v3-pp16-ep16-to-tp32x8.json")
     return model(name), {
         "source": {**of_example["source"], "data_parallel": ranks // 16, "expert_parallel": expert_parallel},
-        "destination": {**of_example["destination"], "replicas": ranks // 32}, "topology": {"gpus_per_host": 8}}
+        "destination": {**of_example["destination"], "replicas": ranks // 32 - engines_down}, "topology": {"gpus_per_host": 8}}
 
 
 def qwen(ranks, stages=8, **changes):
@@ -61,6 +61,8 @@ SERIES = {
     "kimi": ("Kimi-K2, PP16·EP16 to TP32, R + R ranks", (2048,), lambda ranks: deepseek(ranks, name="kimi-k2")),
     "deepseek-ep64": ("DeepSeek-V3, PP16·EP64 to TP32, R + R ranks", (4096,),
                       lambda ranks: deepseek(ranks, expert_parallel=64)),
+    "deepseek-engine-down": ("DeepSeek-V3, PP16·EP16 to TP32, R + R - 32 ranks", (4096,),
+                             lambda ranks: deepseek(ranks, engines_down=1)),
 }
 
 

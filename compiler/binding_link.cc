@@ -38,18 +38,19 @@ BindingLink FindBindingLink(const Module& module) {
                                          : topology.network_bytes_per_second;
   options.local_bytes_per_second = topology.local_bytes_per_second;
   simulator::Sites sites = SitesOf(module);
-  // Other parts of a folded job share nothing with the first but leaves.
-  const bool shares = sites.HasLeaves() && module.fold.has_value();
-  const Fold fold = shares ? *module.fold : Fold();
+  // Parts of a folded job share nothing but leaves.
+  const int32_t parts = sites.HasLeaves() ? module.parts() : 1;
   simulator::Links links(std::move(sites), options);
-  for (int32_t part = 0; part < fold.parts; ++part) {
-    const auto moved = [&](Rank rank) {
-      return static_cast<int32_t>(rank) + part * (module.IsRelay(rank)
-                                                      ? fold.destination_shift
-                                                      : fold.source_shift);
-    };
+  for (int32_t part = 0; part < parts; ++part) {
     for (size_t i = 0; i < module.messages.size(); ++i) {
       const Message& message = module.messages[i];
+      const AlikeParts alike = module.AlikePartsOf(message.source);
+      if (part >= alike.count) continue;
+      const auto moved = [&](Rank rank) {
+        return static_cast<int32_t>(rank) +
+               part * (module.IsRelay(rank) ? alike.destination_shift
+                                            : alike.source_shift);
+      };
       links.Cross(message.route, moved(module.SentBy(i)),
                   moved(message.destination),
                   static_cast<uint64_t>(message.size_bytes));

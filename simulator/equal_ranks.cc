@@ -1,7 +1,9 @@
 #include "simulator/equal_ranks.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "simulator/links.h"
@@ -10,49 +12,65 @@ namespace refit::simulator {
 namespace {
 
 using Part = std::vector<int32_t>;
+using Shifts = std::pair<uint32_t, uint32_t>;  // of sources, of destinations
+
+Shifts ShiftsOf(const fb::Body& body, uint32_t rank) {
+  const fb::RankProgram& program = *body.programs()->Get(rank);
+  return {program.source_shift(), program.destination_shift()};
+}
+
+// By rank without shifts: those of all that share its lists. Ranks with equal
+// ones are a part, which others are like. None: the plan has no such parts.
+std::optional<std::vector<std::vector<Shifts>>> ListShifts(
+    const fb::Body& body) {
+  const auto& programs = *body.programs();
+  std::vector<std::vector<Shifts>> shifts_of(programs.size());
+  bool any = false;
+  for (uint32_t rank = 0; rank < programs.size(); ++rank) {
+    const Shifts shifts = ShiftsOf(body, rank);
+    const uint32_t shift =
+        rank < body.source_ranks() ? shifts.first : shifts.second;
+    if (shift > rank) return std::nullopt;
+    const uint32_t first = rank - shift;
+    if (ShiftsOf(body, first) != Shifts() ||
+        !AreShared(*programs.Get(first), *programs.Get(rank))) {
+      return std::nullopt;
+    }
+    shifts_of[first].push_back(shifts);
+    any |= shifts != Shifts();
+  }
+  if (!any) return std::nullopt;
+  return shifts_of;
+}
+
+// Parts that are alike.
+using AlikeParts = std::vector<Part>;
 
 // Empty: the plan has no such parts.
-std::vector<Part> PartsOf(const fb::Body& body) {
+std::vector<AlikeParts> PartsOf(const fb::Body& body) {
   if (body.colocated()) return {};
-  const auto& programs = *body.programs();
-  using Shifts = std::pair<uint32_t, uint32_t>;  // of sources, of destinations
-  const auto shifts_of = [&](uint32_t rank) {
-    return Shifts(programs.Get(rank)->source_shift(),
-                  programs.Get(rank)->destination_shift());
-  };
-  std::map<Shifts, Part> by_shifts;
-  for (uint32_t rank = 0; rank < programs.size(); ++rank) {
-    by_shifts[shifts_of(rank)].push_back(static_cast<int32_t>(rank));
-  }
-  if (by_shifts.size() < 2) return {};
-  const Part& first = by_shifts.begin()->second;
-  std::vector<Part> parts;
-  uint32_t last_shift = 0;  // of destinations
-  for (const auto& [shifts, part] : by_shifts) {
-    // Ranks come in the order of their parts on both sides.
-    if (part.size() != first.size() || shifts.second < last_shift) return {};
-    last_shift = shifts.second;
-    for (size_t i = 0; i < part.size(); ++i) {
-      const auto of_first = static_cast<uint32_t>(first[i]);
-      const auto rank = static_cast<uint32_t>(part[i]);
-      const uint32_t shift =
-          of_first < body.source_ranks() ? shifts.first : shifts.second;
-      if (rank != of_first + shift ||
-          !AreShared(*programs.Get(of_first), *programs.Get(rank))) {
-        return {};
-      }
+  const auto shifts_of = ListShifts(body);
+  if (!shifts_of.has_value()) return {};
+  std::map<std::vector<Shifts>, AlikeParts> by_shifts;
+  for (uint32_t rank = 0; rank < shifts_of->size(); ++rank) {
+    const std::vector<Shifts>& shifts = (*shifts_of)[rank];
+    if (shifts.empty()) continue;
+    AlikeParts& parts =
+        by_shifts.try_emplace(shifts, shifts.size()).first->second;
+    for (size_t part = 0; part < shifts.size(); ++part) {
+      parts[part].push_back(static_cast<int32_t>(
+          rank + (rank < body.source_ranks() ? shifts[part].first
+                                             : shifts[part].second)));
     }
-    parts.push_back(part);
-  }
-  for (const int32_t rank : first) {
-    const fb::RankProgram& program = *programs.Get(static_cast<uint32_t>(rank));
-    const bool stays_in_part =
-        ForEachMessage(body, program, [&](const fb::Message& message) {
-          return shifts_of(message.peer()) == Shifts();
+    const bool stays_in_part = ForEachMessage(
+        body, *body.programs()->Get(rank), [&](const fb::Message& message) {
+          return (*shifts_of)[message.peer()] == shifts;
         });
     if (!stays_in_part) return {};
   }
-  return parts;
+  std::vector<AlikeParts> all;
+  for (auto& [shifts, parts] : by_shifts) all.push_back(std::move(parts));
+  return all;
 }
 
 using Things = std::array<uint32_t, 5>;
@@ -63,15 +81,17 @@ Things ThingsOf(const Place& place) {
 // Those of which a link is: the others only say which links a message crosses.
 constexpr size_t kThingsWithLinks = 3;
 
-bool ShareLinks(const std::vector<Part>& parts, const Links& links) {
+bool ShareLinks(const std::vector<AlikeParts>& all, const Links& links) {
   std::array<std::map<uint32_t, const Part*>, kThingsWithLinks> parts_of;
-  for (const Part& part : parts) {
-    for (const int32_t rank : part) {
-      const Things things = ThingsOf(links.place(rank));
-      for (size_t i = 0; i < kThingsWithLinks; ++i) {
-        if (things[i] == kNone) continue;
-        const auto found = parts_of[i].try_emplace(things[i], &part).first;
-        if (found->second != &part) return true;
+  for (const AlikeParts& parts : all) {
+    for (const Part& part : parts) {
+      for (const int32_t rank : part) {
+        const Things things = ThingsOf(links.place(rank));
+        for (size_t i = 0; i < kThingsWithLinks; ++i) {
+          if (things[i] == kNone) continue;
+          const auto found = parts_of[i].try_emplace(things[i], &part).first;
+          if (found->second != &part) return true;
+        }
       }
     }
   }
@@ -97,38 +117,41 @@ std::vector<LikePlace> PlacesOf(const Part& part, const Links& links) {
 
 }  // namespace
 
-EqualRanks::EqualRanks(const PlanFile& plan, const Links& links)
-    : parts_(PartsOf(plan.body())) {
-  if (parts_.empty() || ShareLinks(parts_, links)) return;
+EqualRanks::EqualRanks(const PlanFile& plan, const Links& links) {
+  std::vector<AlikeParts> all = PartsOf(plan.body());
+  if (all.empty() || ShareLinks(all, links)) return;
   const auto ranks = static_cast<size_t>(plan.world_size());
   part_.resize(ranks);
   position_.resize(ranks);
   stand_ins_.resize(ranks);
-  std::vector<std::pair<std::vector<LikePlace>, const Part*>> distinct;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Part& part = parts_[i];
-    std::vector<LikePlace> places = PlacesOf(part, links);
-    const Part* stands_in = nullptr;
-    for (const auto& [others, other] : distinct) {
-      if (stands_in == nullptr && others == places) stands_in = other;
-    }
-    if (stands_in == nullptr) {
-      stands_in = &part;
-      distinct.emplace_back(std::move(places), &part);
-    }
-    for (size_t position = 0; position < part.size(); ++position) {
-      const auto rank = static_cast<size_t>(part[position]);
-      part_[rank] = i;
-      position_[rank] = position;
-      stand_ins_[rank] = (*stands_in)[position];
-    }
-  }
+  for (AlikeParts& parts : all) AddParts(std::move(parts), links);
   std::vector<uint32_t> stand_for(ranks, 0);
   for (const int32_t stand_in : stand_ins_) {
     ++stand_for[static_cast<size_t>(stand_in)];
   }
   for (const int32_t stand_in : stand_ins_) {
     counts_.push_back(stand_for[static_cast<size_t>(stand_in)]);
+  }
+}
+
+void EqualRanks::AddParts(std::vector<std::vector<int32_t>> parts,
+                          const Links& links) {
+  std::vector<std::pair<std::vector<LikePlace>, Part>> distinct;
+  for (Part& part : parts) {
+    std::vector<LikePlace> places = PlacesOf(part, links);
+    auto stands_in =
+        std::find_if(distinct.begin(), distinct.end(),
+                     [&](const auto& other) { return other.first == places; });
+    if (stands_in == distinct.end()) {
+      stands_in = distinct.emplace(stands_in, std::move(places), part);
+    }
+    for (size_t position = 0; position < part.size(); ++position) {
+      const auto rank = static_cast<size_t>(part[position]);
+      part_[rank] = parts_.size();
+      position_[rank] = position;
+      stand_ins_[rank] = stands_in->second[position];
+    }
+    parts_.push_back(std::move(part));
   }
 }
 

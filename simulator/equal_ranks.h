@@ -12,9 +12,10 @@ namespace refit::simulator {
 
 class Links;
 
-// The parts of a folded job (docs/architecture.md) have equal programs. Where
-// their places are alike too, and no two parts share a link, one part shows
-// what the others do. A slow rank or a dead NIC sets its part apart.
+// Those parts of a folded job (docs/architecture.md) that are alike have equal
+// programs. Where their places are alike too, and no two parts share a link,
+// one part shows what the others do. A slow rank or a dead NIC sets its part
+// apart.
 class EqualRanks {
  public:
   // All ranks differ.
@@ -31,7 +32,8 @@ class EqualRanks {
   uint32_t CountOf(int32_t rank) const {
     return any() ? counts_[static_cast<size_t>(rank)] : 1;
   }
-  // What `rank` is to its part, this rank is to the part of `other`.
+  // What `rank` is to its part, this rank is to the part of `other`, which is
+  // like it.
   int32_t Counterpart(int32_t rank, int32_t other) const {
     return any() ? parts_[part_[static_cast<size_t>(other)]]
                          [position_[static_cast<size_t>(rank)]]
@@ -39,6 +41,9 @@ class EqualRanks {
   }
 
  private:
+  // Adds parts that are alike, ascending.
+  void AddParts(std::vector<std::vector<int32_t>> parts, const Links& links);
+
   // Ranks, each at the same position as those of other parts that have its
   // program.
   std::vector<std::vector<int32_t>> parts_;

@@ -406,15 +406,15 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
   std::vector<Offset<fb::RankProgram>> programs;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Rank id{static_cast<int32_t>(rank)};
-    const int32_t part = module.PartOf(id);
-    if (part > 0) {
-      const size_t first = IndexOf(module.FirstOf(id));
+    const size_t first = IndexOf(module.FirstOf(id));
+    if (first != rank) {
       const ProgramLists& of_first = lists[first];
       auto messages = of_first.messages;
-      uint32_t source_shift =
-          static_cast<uint32_t>(part * module.fold->source_shift);
-      uint32_t destination_shift =
-          static_cast<uint32_t>(part * module.fold->destination_shift);
+      const AlikeParts alike = module.AlikePartsOf(id);
+      const int32_t part = module.PartOf(id) - alike.first;
+      auto source_shift = static_cast<uint32_t>(part * alike.source_shift);
+      auto destination_shift =
+          static_cast<uint32_t>(part * alike.destination_shift);
       if (!module.is_compact) {
         messages = EmitShifted(builder, module, ranks[first], source_shift,
                                destination_shift);
@@ -606,10 +606,10 @@ absl::StatusOr<std::vector<uint8_t>> EmitPlan(const Module& module) {
   // Large enough, so that it seldom has to be moved: what is not used of it is
   // never touched.
   constexpr size_t kLeastBytes = 1 << 20;
-  const size_t ends = 2 * module.messages.size() *
-                      (module.fold.has_value() && !module.is_compact
-                           ? static_cast<size_t>(module.parts())
-                           : 1);
+  size_t ends = 2 * module.messages.size();
+  if (module.fold.has_value() && !module.is_compact) {
+    ends *= static_cast<size_t>(module.parts());
+  }
   Builder body_builder(
       std::min(kLeastBytes + 2 * ends * sizeof(fb::Message),
                static_cast<size_t>(FLATBUFFERS_MAX_BUFFER_SIZE / 2)));

@@ -110,11 +110,28 @@ const std::vector<BufferId>& Module::buffers_of(Rank rank) const {
              : destination.ranks[static_cast<size_t>(number - source_ranks())];
 }
 
+AlikeParts Module::AlikePartsOf(Rank rank) const {
+  if (!fold.has_value()) {
+    return {.sources = source_ranks(),
+            .destinations = world_size() - source_ranks()};
+  }
+  return fold->LikeThat(PartOf(rank));
+}
+
+int64_t Module::PlannedSources() const {
+  if (!fold.has_value()) return source_ranks();
+  int64_t sources = 0;
+  for (const AlikeParts& alike : fold->alike) sources += alike.sources;
+  return sources;
+}
+
 Rank Module::FirstOf(Rank rank) const {
   if (!fold.has_value()) return rank;
+  const AlikeParts alike = AlikePartsOf(rank);
   const int32_t shift =
-      IsRelay(rank) ? fold->destination_shift : fold->source_shift;
-  return Rank{static_cast<int32_t>(rank) - PartOf(rank) * shift};
+      IsRelay(rank) ? alike.destination_shift : alike.source_shift;
+  return Rank{static_cast<int32_t>(rank) -
+              (PartOf(rank) - alike.first) * shift};
 }
 
 double Topology::BytesPerSecond(Route route) const {

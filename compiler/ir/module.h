@@ -516,15 +516,33 @@ struct Topology {
   int32_t RanksPerNic() const;
 };
 
-// The job is one smaller job several times over: in each of its parts as many
-// ranks hold the same, on as many hosts. Passes plan the first part; emit
-// writes its programs for each part.
-struct Fold {
-  int32_t parts = 1;
+// Consecutive parts of a job that are alike: in each of them as many ranks hold
+// the same, on as many hosts. Passes plan the first of them; emit writes its
+// programs for all. A job that is not folded is one part.
+struct AlikeParts {
+  int32_t first = 0;    // number of a part
+  int32_t count = 1;    // of parts
+  int32_t sources = 0;  // of a part
+  int32_t destinations = 0;
   // From a rank to the same one of the next part.
   int32_t source_shift = 0;
   int32_t destination_shift = 0;
-  std::vector<int32_t> part;  // by rank
+};
+
+// The job consists of smaller jobs, its parts, which exchange nothing. Most of
+// them are alike; where engines do not divide evenly, some have one less.
+struct Fold {
+  std::vector<AlikeParts> alike;  // ascending
+  std::vector<int32_t> part;      // by rank
+  std::vector<int32_t> alike_of;  // by part: into `alike`
+
+  const AlikeParts& LikeThat(int32_t of_part) const {
+    return alike[static_cast<size_t>(alike_of[static_cast<size_t>(of_part)])];
+  }
+  // Whether passes plan this part, for others too.
+  bool IsFirst(int32_t of_part) const {
+    return LikeThat(of_part).first == of_part;
+  }
 };
 
 struct Stats {
@@ -581,7 +599,7 @@ struct Module {
   // messages are packed.
   bool is_compact = false;
 
-  // intersect-layouts, choose-sources: of the first part of a folded job
+  // intersect-layouts, choose-sources: of the ranks that are planned
   std::vector<std::pair<DType, DType>> casts;  // declared, sorted
   std::vector<Piece> pieces;
   std::vector<Transfer> transfers;  // sorted by (source, destination, piece)
@@ -604,13 +622,20 @@ struct Module {
     return static_cast<int32_t>(source.ranks.size() + destination.ranks.size());
   }
   const std::vector<BufferId>& buffers_of(Rank rank) const;
-  // How many equal parts the job has, and which of them is the rank's.
-  int32_t parts() const { return fold.has_value() ? fold->parts : 1; }
+  // How many parts the job has, and which of them is the rank's.
+  int32_t parts() const {
+    return fold.has_value() ? static_cast<int32_t>(fold->alike_of.size()) : 1;
+  }
   int32_t PartOf(Rank rank) const {
     return fold.has_value() ? fold->part[IndexOf(rank)] : 0;
   }
-  // The rank of the first part whose program this one has, with peers shifted.
+  // Those that are like the rank's.
+  AlikeParts AlikePartsOf(Rank rank) const;
+  // The rank whose program this one has, with peers shifted: the one of the
+  // first part that is like the rank's.
   Rank FirstOf(Rank rank) const;
+  bool IsPlanned(Rank rank) const { return FirstOf(rank) == rank; }
+  int64_t PlannedSources() const;
   bool HasWindows() const { return waves > 1; }
   bool IsRelay(Rank sender) const {
     return IndexOf(sender) >= source.ranks.size();

@@ -195,10 +195,19 @@ std::string TopologyText(const Module& module) {
 
 std::string FoldText(const Module& module) {
   if (!module.fold.has_value()) return "not folded\n";
-  return absl::StrFormat("%d parts, %d sources and %d destinations apart%s\n",
-                         module.fold->parts, module.fold->source_shift,
-                         module.fold->destination_shift,
-                         module.is_compact ? ", share lists" : "");
+  std::string text;
+  for (const AlikeParts& alike : module.fold->alike) {
+    if (alike.count == 1) {
+      absl::StrAppend(&text, "1 part");
+    } else {
+      absl::StrAppendFormat(
+          &text, "%d parts, %d sources and %d destinations apart%s",
+          alike.count, alike.source_shift, alike.destination_shift,
+          module.is_compact ? ", share lists" : "");
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
 }
 
 std::string PiecesText(const Module& module) {

@@ -78,11 +78,11 @@ struct Enclaves {
     return numbers;
   }
 
-  // Adds what `sources` hold and `destinations` want. Of a folded job each of
-  // its `parts` has such sources. Returns whether one enclave has ranks of
-  // both.
+  // Adds what `sources` hold and `destinations` want. A folded job has
+  // `copies` times as many sources that hold it. Returns whether one enclave
+  // has ranks of both.
   bool Add(const std::vector<Rank>& sources,
-           const std::vector<Rank>& destinations, double bytes, int parts) {
+           const std::vector<Rank>& destinations, double bytes, double copies) {
     const std::vector<int32_t> from = Numbers(sources);
     const std::vector<int32_t> to = Numbers(destinations);
     bool meet = false;
@@ -94,7 +94,7 @@ struct Enclaves {
       }
     }
     if (from.size() == 1 && (to.size() > 1 || !meet)) {
-      by_number[from.front()].out_bytes += bytes / parts;
+      by_number[from.front()].out_bytes += bytes / copies;
     }
     return meet;
   }
@@ -181,7 +181,7 @@ Enclaves LeavesOf(const Module& module,
   std::map<int32_t, int32_t> part_of;  // by leaf
   for (size_t rank = 0; rank < topology.host.size(); ++rank) {
     const int32_t leaf = topology.host[rank] / fabric.hosts_per_leaf;
-    const int32_t part = module.fold.has_value() ? module.fold->part[rank] : 0;
+    const int32_t part = module.PartOf(Rank{static_cast<int32_t>(rank)});
     if (part_of.emplace(leaf, part).first->second != part) return {};
     leaves.of.push_back(leaf);
     leaves.by_number[leaf] = {.in_bytes_per_second = uplink,
@@ -236,15 +236,19 @@ void SetLowerBound(Module& module) {
       received[IndexOf(destination)] += bytes;
     }
     if (destinations.empty()) continue;
+    // Each source of a part stands for this many of the job.
+    const double copies =
+        static_cast<double>(module.source_ranks()) /
+        static_cast<double>(module.AlikePartsOf(sources.front()).sources);
     if (sources.size() == 1) {
-      held[IndexOf(sources.front())] += bytes / module.parts();
+      held[IndexOf(sources.front())] += bytes / copies;
     }
-    const bool meet = domains.Add(sources, destinations, bytes, module.parts());
+    const bool meet = domains.Add(sources, destinations, bytes, copies);
     if (!leaves.of.empty()) {
-      leaves.Add(sources, destinations, bytes, module.parts());
+      leaves.Add(sources, destinations, bytes, copies);
     }
     // Receivers beside a source might pass it on over NICs of their own.
-    if (!meet) leaving[sources] += bytes / module.parts();
+    if (!meet) leaving[sources] += bytes / copies;
   }
   double on_links = 0;
   for (const std::vector<double>* bytes : {&received, &held}) {

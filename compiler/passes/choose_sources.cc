@@ -324,7 +324,7 @@ int64_t MeanBytesPerSource(const Module& module) {
     total += module.WireBytes(piece) *
              (piece.broadcasts ? 1 : std::ssize(piece.destinations));
   }
-  return total / std::max<int64_t>(module.source_ranks() / module.parts(), 1);
+  return total / std::max<int64_t>(module.PlannedSources(), 1);
 }
 
 // The largest parts that pieces may be cut into, in turn.

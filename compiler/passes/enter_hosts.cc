@@ -95,7 +95,7 @@ Entrance::Entrance(const Module& module, const Flows& flows, int32_t wave,
       sent_(static_cast<size_t>(module.world_size()), 0),
       received_(static_cast<size_t>(module.world_size()), 0) {
   for (int32_t i = module.source_ranks(); i < module.world_size(); ++i) {
-    if (module.PartOf(Rank{i}) != 0) continue;
+    if (!module.IsPlanned(Rank{i})) continue;
     ranks_[module.SiteOf(Rank{i})].push_back(Rank{i});
   }
   for (const auto& [key, flow] : flows) {

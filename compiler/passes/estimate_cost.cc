@@ -206,7 +206,8 @@ absl::Status EstimateCost(const PassOptions&, Module& module) {
     bytes_of.push_back(module.WireBytes(piece));
   }
   const auto add = [&](PieceId piece, Rank source, Rank destination) {
-    const int64_t of_all_parts = bytes_of[IndexOf(piece)] * module.parts();
+    const int64_t of_all_parts =
+        bytes_of[IndexOf(piece)] * module.AlikePartsOf(source).count;
     by_route[RouteIndex(module.RouteBetween(source, destination))] +=
         of_all_parts;
     if (module.IsRelay(source)) relayed_bytes += of_all_parts;

@@ -18,51 +18,233 @@ constexpr double kUneven = 1.01;
 // Ranks of one side that hold the same, ascending.
 using Class = std::vector<int32_t>;
 
-std::vector<Class> ClassesOf(const SideLayout& side) {
+// A side as copies that hold the same: data-parallel ones, or engines. Each
+// copy has equally many ranks of a class, one after the other.
+struct Copies {
+  const SideLayout& side;
+  std::vector<Class> classes;
+  size_t count = 0;
+
+  size_t RanksOf(const Class& ranks) const { return ranks.size() / count; }
+  int32_t RanksIn(size_t copies) const {
+    return static_cast<int32_t>(side.ranks.size() / count * copies);
+  }
+};
+
+Copies CopiesOf(const SideLayout& side, int32_t first_rank) {
   std::map<std::vector<BufferId>, Class> by_buffers;
   for (size_t rank = 0; rank < side.ranks.size(); ++rank) {
-    by_buffers[side.ranks[rank]].push_back(static_cast<int32_t>(rank));
+    by_buffers[side.ranks[rank]].push_back(first_rank +
+                                           static_cast<int32_t>(rank));
   }
-  std::vector<Class> classes;
-  for (auto& [buffers, ranks] : by_buffers) classes.push_back(std::move(ranks));
-  return classes;
+  Copies copies = {.side = side, .classes = {}};
+  for (auto& [buffers, ranks] : by_buffers) {
+    copies.count = std::gcd(copies.count, ranks.size());
+    copies.classes.push_back(std::move(ranks));
+  }
+  return copies;
 }
 
-// How far the ranks of each part are from those of the one before, if each part
-// takes as many of each class, in order. None: they are not equally far.
-std::optional<int32_t> ShiftOf(const std::vector<Class>& classes,
-                               size_t parts) {
-  const size_t first = classes.front().size() / parts;
-  const int32_t shift = classes.front()[first] - classes.front()[0];
-  for (const Class& ranks : classes) {
-    const size_t in_part = ranks.size() / parts;
-    for (size_t i = in_part; i < ranks.size(); ++i) {
-      if (ranks[i] != ranks[i - in_part] + shift) return std::nullopt;
+// The fewest copies, from the first on, that share no NVLink domain with the
+// others.
+size_t CopiesOfBlock(const Module& module, const Copies& copies) {
+  struct Range {
+    size_t first = 0;
+    size_t last = 0;
+  };
+  std::map<int32_t, Range> of_domain;
+  for (const Class& ranks : copies.classes) {
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const int32_t host = module.topology.host[static_cast<size_t>(ranks[i])];
+      const size_t copy = i / copies.RanksOf(ranks);
+      Range& range = of_domain
+                         .try_emplace(module.topology.DomainOf(host),
+                                      Range{.first = copy, .last = copy})
+                         .first->second;
+      range.first = std::min(range.first, copy);
+      range.last = std::max(range.last, copy);
+    }
+  }
+  size_t end = 1;
+  for (size_t before = 0; before != end;) {
+    before = end;
+    for (const auto& [domain, range] : of_domain) {
+      if (range.first < end) end = std::max(end, range.last + 1);
+    }
+  }
+  return end;
+}
+
+size_t BlocksOf(size_t copies, size_t block) {
+  return (copies + block - 1) / block;
+}
+
+// By part: behind its last copy. The first parts have a block more than others,
+// and the last one may lack some of its last block.
+using PartEnds = std::vector<size_t>;
+
+PartEnds EndsOfParts(size_t parts, size_t copies, size_t block) {
+  const size_t blocks = BlocksOf(copies, block);
+  PartEnds ends;
+  for (size_t part = 1; part <= parts; ++part) {
+    const size_t end = part * (blocks / parts) + std::min(part, blocks % parts);
+    ends.push_back(std::min(end * block, copies));
+  }
+  return ends;
+}
+
+size_t BeginOf(const PartEnds& ends, size_t part) {
+  return part == 0 ? 0 : ends[part - 1];
+}
+
+size_t CopiesIn(const PartEnds& ends, size_t part) {
+  return ends[part] - BeginOf(ends, part);
+}
+
+// How both sides may be cut into parts.
+struct Candidate {
+  size_t parts = 0;
+  // Copies of which parts consist, but for the rest.
+  size_t source_block = 1;
+  size_t destination_block = 1;
+  std::vector<AlikeParts> alike = {};  // without shifts
+
+  // Planned ranks. Parts that are not all alike count twice: a job of few such
+  // parts is planned better as a whole.
+  int64_t Cost() const {
+    int64_t ranks = 0;
+    for (const AlikeParts& of : alike) ranks += of.sources + of.destinations;
+    return alike.size() == 1 ? ranks : 2 * ranks;
+  }
+};
+
+std::vector<AlikeParts> AlikePartsIn(const Copies& sources,
+                                     const Copies& destinations,
+                                     const Candidate& of) {
+  const PartEnds source_ends =
+      EndsOfParts(of.parts, sources.count, of.source_block);
+  const PartEnds destination_ends =
+      EndsOfParts(of.parts, destinations.count, of.destination_block);
+  std::vector<AlikeParts> alike;
+  for (size_t part = 0; part < of.parts; ++part) {
+    const int32_t from = sources.RanksIn(CopiesIn(source_ends, part));
+    const int32_t to = destinations.RanksIn(CopiesIn(destination_ends, part));
+    if (!alike.empty() && alike.back().sources == from &&
+        alike.back().destinations == to) {
+      ++alike.back().count;
+      continue;
+    }
+    alike.push_back({.first = static_cast<int32_t>(part),
+                     .sources = from,
+                     .destinations = to});
+  }
+  return alike;
+}
+
+// Those of least cost first. Parts that are not all alike need a file in which
+// ranks share their lists.
+std::vector<Candidate> ListCandidates(const Module& module,
+                                      const Copies& sources,
+                                      const Copies& destinations) {
+  std::vector<Candidate> candidates;
+  const auto add = [&](Candidate candidate) {
+    candidate.alike = AlikePartsIn(sources, destinations, candidate);
+    if (candidate.Cost() >= module.world_size()) return;
+    candidates.push_back(std::move(candidate));
+  };
+  const size_t copies = std::gcd(sources.count, destinations.count);
+  for (size_t parts = 2; parts <= copies; ++parts) {
+    if (copies % parts == 0) add({.parts = parts});
+  }
+  if (module.is_compact) {
+    const size_t source_block = CopiesOfBlock(module, sources);
+    const size_t destination_block = CopiesOfBlock(module, destinations);
+    const size_t most =
+        std::min(BlocksOf(sources.count, source_block),
+                 BlocksOf(destinations.count, destination_block));
+    for (size_t parts = 2; parts <= most; ++parts) {
+      if (copies % parts == 0) continue;
+      add({.parts = parts,
+           .source_block = source_block,
+           .destination_block = destination_block});
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) {
+                     return a.Cost() < b.Cost();
+                   });
+  return candidates;
+}
+
+// How far the ranks of each part are from those of the one before. None: they
+// are not equally far.
+std::optional<int32_t> ShiftOf(const Copies& copies, const PartEnds& ends,
+                               const AlikeParts& alike) {
+  const auto first = static_cast<size_t>(alike.first);
+  const size_t begin = BeginOf(ends, first);
+  const size_t in_part = CopiesIn(ends, first);
+  const auto others = static_cast<size_t>(alike.count) - 1;
+  if (others == 0) return 0;
+  std::optional<int32_t> shift;
+  for (const Class& ranks : copies.classes) {
+    const size_t of_copy = copies.RanksOf(ranks);
+    for (size_t i = begin * of_copy; i < (begin + others * in_part) * of_copy;
+         ++i) {
+      const int32_t distance = ranks[i + in_part * of_copy] - ranks[i];
+      if (shift.value_or(distance) != distance) return std::nullopt;
+      shift = distance;
     }
   }
   return shift;
 }
 
-void NumberParts(const std::vector<Class>& classes, size_t parts,
-                 size_t first_rank, std::vector<int32_t>& part) {
-  for (const Class& ranks : classes) {
-    const size_t in_part = ranks.size() / parts;
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      part[first_rank + static_cast<size_t>(ranks[i])] =
-          static_cast<int32_t>(i / in_part);
+void NumberParts(const Copies& copies, const PartEnds& ends,
+                 std::vector<int32_t>& part) {
+  for (const Class& ranks : copies.classes) {
+    const size_t of_copy = copies.RanksOf(ranks);
+    for (size_t number = 0; number < ends.size(); ++number) {
+      for (size_t i = BeginOf(ends, number) * of_copy;
+           i < ends[number] * of_copy; ++i) {
+        part[static_cast<size_t>(ranks[i])] = static_cast<int32_t>(number);
+      }
     }
   }
 }
 
+// None: ranks of parts that are to be alike are not equally far apart.
+std::optional<Fold> FoldOf(const Copies& sources, const Copies& destinations,
+                           const Candidate& of) {
+  const PartEnds source_ends =
+      EndsOfParts(of.parts, sources.count, of.source_block);
+  const PartEnds destination_ends =
+      EndsOfParts(of.parts, destinations.count, of.destination_block);
+  Fold fold = {.alike = of.alike, .part = {}, .alike_of = {}};
+  for (size_t number = 0; number < fold.alike.size(); ++number) {
+    AlikeParts& alike = fold.alike[number];
+    const std::optional<int32_t> source = ShiftOf(sources, source_ends, alike);
+    const std::optional<int32_t> destination =
+        ShiftOf(destinations, destination_ends, alike);
+    if (!source.has_value() || !destination.has_value()) return std::nullopt;
+    alike.source_shift = *source;
+    alike.destination_shift = *destination;
+    fold.alike_of.insert(fold.alike_of.end(), static_cast<size_t>(alike.count),
+                         static_cast<int32_t>(number));
+  }
+  fold.part.resize(sources.side.ranks.size() + destinations.side.ranks.size());
+  NumberParts(sources, source_ends, fold.part);
+  NumberParts(destinations, destination_ends, fold.part);
+  return fold;
+}
+
 // Whether no NVLink domain has ranks of two parts, and ranks of a part share a
-// host or domain where those of the first part do.
-bool HostsAreAlike(const Module& module, const Fold& fold) {
+// host or domain where those of the first one like it do.
+bool HostsAreAlike(const Module& module) {
   const auto are_alike = [&](const auto& place_of) {
     std::map<int32_t, int32_t> part_of;
     std::map<int32_t, int32_t> first_of;                      // part's to first
     std::map<std::pair<int32_t, int32_t>, int32_t> place_in;  // and back
     for (int32_t rank = 0; rank < module.world_size(); ++rank) {
-      const int32_t part = fold.part[static_cast<size_t>(rank)];
+      const int32_t part = module.PartOf(Rank{rank});
       const int32_t place = place_of(Rank{rank});
       const int32_t first = place_of(module.FirstOf(Rank{rank}));
       if (part_of.try_emplace(place, part).first->second != part) return false;
@@ -91,58 +273,59 @@ double BytesOf(const Module& module, const Buffer& buffer,
   return static_cast<double>(fragment.box.Volume() * DTypeBytes(buffer.dtype));
 }
 
-// What the busiest source of the first part sends at least, if what several
-// hold is shared out among them.
-double MostSentBytes(const Module& module) {
+// What the busiest source sends at least, if what several hold is shared out
+// among them.
+double MostSentBytes(const Module& module, const Copies& sources) {
   absl::flat_hash_map<Held, double> holders;
-  std::vector<double> sent;
+  double most = 0;
   for (const bool counts : {true, false}) {
-    for (int32_t rank = 0; rank < module.source_ranks(); ++rank) {
-      if (module.PartOf(Rank{rank}) != 0) continue;
+    for (const Class& ranks : sources.classes) {
       double bytes = 0;
-      for (const BufferId id : module.buffers_of(Rank{rank})) {
+      for (const BufferId id : module.buffers_of(Rank{ranks.front()})) {
         const Buffer& buffer = module.buffers[id];
         for (const Fragment& fragment : buffer.fragments) {
           double& of_box = holders[{fragment.param, fragment.box}];
           if (counts) {
-            ++of_box;
+            of_box += static_cast<double>(ranks.size());
           } else {
             bytes += BytesOf(module, buffer, fragment) / of_box;
           }
         }
       }
-      sent.push_back(bytes);
+      most = std::max(most, bytes);
     }
   }
-  return *std::max_element(sent.begin(), sent.end());
+  return most;
 }
 
 // What a rank receives over the network, on the host whose ranks receive the
 // most, if they pass on to each other what several of them want.
-double MostReceivedBytes(const Module& module) {
-  struct OfHost {
+double MostReceivedBytes(const Module& module, const Copies& destinations) {
+  // Hosts whose ranks are of the same classes want the same.
+  std::map<int32_t, std::vector<int32_t>> hosts;  // first ranks of classes
+  for (const Class& ranks : destinations.classes) {
+    for (const int32_t rank : ranks) {
+      hosts[module.topology.host[static_cast<size_t>(rank)]].push_back(
+          ranks.front());
+    }
+  }
+  std::map<std::vector<int32_t>, double> bytes_of;
+  double most = 0;
+  for (const auto& [host, ranks] : hosts) {
+    const auto [found, is_new] = bytes_of.try_emplace(ranks, 0);
+    if (!is_new) continue;
     absl::flat_hash_set<Held> held;
-    double bytes = 0;
-    int32_t ranks = 0;
-  };
-  std::map<int32_t, OfHost> hosts;
-  for (int32_t rank = module.source_ranks(); rank < module.world_size();
-       ++rank) {
-    if (module.PartOf(Rank{rank}) != 0) continue;
-    OfHost& host = hosts[module.topology.host[static_cast<size_t>(rank)]];
-    ++host.ranks;
-    for (const BufferId id : module.buffers_of(Rank{rank})) {
-      const Buffer& buffer = module.buffers[id];
-      for (const Fragment& fragment : buffer.fragments) {
-        if (host.held.insert({fragment.param, fragment.box}).second) {
-          host.bytes += BytesOf(module, buffer, fragment);
+    for (const int32_t rank : ranks) {
+      for (const BufferId id : module.buffers_of(Rank{rank})) {
+        const Buffer& buffer = module.buffers[id];
+        for (const Fragment& fragment : buffer.fragments) {
+          if (held.insert({fragment.param, fragment.box}).second) {
+            found->second += BytesOf(module, buffer, fragment);
+          }
         }
       }
     }
-  }
-  double most = 0;
-  for (const auto& [number, host] : hosts) {
-    most = std::max(most, host.bytes / host.ranks);
+    most = std::max(most, found->second / static_cast<double>(ranks.size()));
   }
   return most;
 }
@@ -155,31 +338,24 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
       module.world_size() == module.source_ranks()) {
     return absl::OkStatus();
   }
-  const std::vector<Class> sources = ClassesOf(module.source);
-  const std::vector<Class> destinations = ClassesOf(module.destination);
-  size_t most = 0;
-  for (const std::vector<Class>* classes : {&sources, &destinations}) {
-    for (const Class& ranks : *classes) most = std::gcd(most, ranks.size());
-  }
-  const size_t world = static_cast<size_t>(module.world_size());
-  for (size_t parts = most; parts > 1; --parts) {
-    if (most % parts != 0) continue;
-    const std::optional<int32_t> source = ShiftOf(sources, parts);
-    const std::optional<int32_t> destination = ShiftOf(destinations, parts);
-    if (!source.has_value() || !destination.has_value()) continue;
-    Fold& fold = module.fold.emplace();
-    fold.parts = static_cast<int32_t>(parts);
-    fold.source_shift = *source;
-    fold.destination_shift = *destination;
-    fold.part.resize(world);
-    NumberParts(sources, parts, 0, fold.part);
-    NumberParts(destinations, parts, module.source.ranks.size(), fold.part);
-    // Sources that send more than receivers receive would gain if receivers of
-    // other parts passed on what they send.
-    if (HostsAreAlike(module, fold) &&
-        MostSentBytes(module) <= MostReceivedBytes(module) * kUneven) {
-      return absl::OkStatus();
-    }
+  const Copies sources = CopiesOf(module.source, 0);
+  const Copies destinations =
+      CopiesOf(module.destination, module.source_ranks());
+  if (sources.count < 2 || destinations.count < 2) return absl::OkStatus();
+  // Sources that send more than receivers receive would gain if receivers of
+  // other parts passed on what they send. In a part fewer ranks share out what
+  // they hold.
+  const double sent = MostSentBytes(module, sources);
+  const double received = MostReceivedBytes(module, destinations) * kUneven;
+  const auto sends_more = [&](const AlikeParts& alike) {
+    return sent * module.source_ranks() / alike.sources > received;
+  };
+  for (const Candidate& candidate :
+       ListCandidates(module, sources, destinations)) {
+    const std::vector<AlikeParts>& alike = candidate.alike;
+    if (std::any_of(alike.begin(), alike.end(), sends_more)) continue;
+    module.fold = FoldOf(sources, destinations, candidate);
+    if (module.fold.has_value() && HostsAreAlike(module)) break;
     module.fold.reset();
   }
   return absl::OkStatus();

@@ -18,20 +18,21 @@ struct Holding {
   std::vector<Rank> ranks;            // ascending, without repeats
 };
 
-// The holdings of every param on one side, in order of first appearance.
+// The holdings of every param on one side of a part, in order of first
+// appearance.
 struct SideHoldings {
   std::vector<std::vector<Holding>> by_param;
 };
 
 SideHoldings Collect(const Module& module, const SideLayout& side,
-                     int32_t first_rank) {
+                     int32_t first_rank, int32_t part) {
   SideHoldings holdings;
   holdings.by_param.resize(module.params.size());
   std::vector<absl::flat_hash_map<std::pair<Box, int32_t>, size_t>> index(
       module.params.size());
   for (size_t i = 0; i < side.ranks.size(); ++i) {
     const Rank rank{first_rank + static_cast<int32_t>(i)};
-    if (module.PartOf(rank) != 0) continue;
+    if (module.PartOf(rank) != part) continue;
     for (BufferId id : side.ranks[i]) {
       const Buffer& buffer = module.buffers[id];
       for (const Fragment& fragment : buffer.fragments) {
@@ -241,12 +242,12 @@ std::vector<bool> MadeOrUsedInPlace(const Module& module) {
   return in_place;
 }
 
-}  // namespace
-
-absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
-  const SideHoldings sources = Collect(module, module.source, 0);
+// Adds the pieces of a part's ranks. Returns the changes of dtype in them.
+std::vector<DTypeChange> AddPieces(const PassOptions& options, int32_t part,
+                                   Module& module) {
+  const SideHoldings sources = Collect(module, module.source, 0, part);
   const SideHoldings destinations =
-      Collect(module, module.destination, module.source_ranks());
+      Collect(module, module.destination, module.source_ranks(), part);
   const std::vector<bool> in_place = MadeOrUsedInPlace(module);
   std::vector<DTypeChange> changes;
   for (size_t p = 0; p < module.params.size(); ++p) {
@@ -269,32 +270,44 @@ absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
     std::set<std::pair<DType, DType>> casts;
     const bool disjoint = AreDisjoint(held);
     for (const Holding& want : wanted) {
-      for (const Atom& part : Parts(want.box, held, disjoint)) {
-        if (part.holdings.empty()) {
+      for (const Atom& atom : Parts(want.box, held, disjoint)) {
+        if (atom.holdings.empty()) {
           options.diagnostics.Error(
               options.job.source.place,
               absl::StrFormat("no source buffer holds %s of parameter \"%s\", "
                               "which the destination needs",
-                              BoxText(part.box), param.name));
+                              BoxText(atom.box), param.name));
           continue;
         }
-        const DType from = held[part.holdings[0]].dtype;
+        const DType from = held[atom.holdings[0]].dtype;
         if (from != want.dtype && casts.emplace(from, want.dtype).second) {
-          NoteChange(param, held[part.holdings[0]], want, changes);
+          NoteChange(param, held[atom.holdings[0]], want, changes);
         }
         Piece& piece = module.pieces.emplace_back();
         piece.param = ParamId{static_cast<int32_t>(p)};
-        piece.box = part.box;
+        piece.box = atom.box;
         piece.destination_box = want.box;
         piece.destinations = want.ranks;
         piece.wire_dtype =
             DTypeBytes(from) < DTypeBytes(want.dtype) ? from : want.dtype;
         piece.destination_dtype = want.dtype;
-        SetSources(module, want.wave, SourcesOf(part, held), piece);
+        SetSources(module, want.wave, SourcesOf(atom, held), piece);
       }
     }
   }
+  return changes;
+}
+
+}  // namespace
+
+absl::Status IntersectLayouts(const PassOptions& options, Module& module) {
+  const std::vector<DTypeChange> changes = AddPieces(options, 0, module);
   CheckChanges(options, changes);
+  // What one part of a folded job lacks all do.
+  for (int32_t part = 1; part < module.parts() && options.diagnostics.ok();
+       ++part) {
+    if (module.fold->IsFirst(part)) AddPieces(options, part, module);
+  }
   for (const DTypeChange& change : changes) {
     module.casts.emplace_back(change.from, change.to);
   }

@@ -207,20 +207,19 @@ void ListScheduler::ListStreams(const std::vector<Message*>& messages) {
     streams_.back().left += message->size_bytes;
     streams_.back().has_large |= !limits_.IsSmall(*message);
   }
-  // By rank: its place among the ranks of its side that are planned.
+  // By rank: its place among the ranks of its side in its part.
   std::vector<int64_t> places;
-  int64_t next = 0;
+  std::vector<int64_t> next(static_cast<size_t>(module_.parts()), 0);
   for (int32_t rank = 0; rank < module_.world_size(); ++rank) {
-    if (rank == module_.source_ranks()) next = 0;
-    places.push_back(next);
-    if (module_.PartOf(Rank{rank}) == 0) ++next;
+    if (rank == module_.source_ranks()) std::fill(next.begin(), next.end(), 0);
+    places.push_back(next[static_cast<size_t>(module_.PartOf(Rank{rank}))]++);
   }
-  const int64_t sources = module_.source_ranks() / module_.parts();
-  const int64_t cycle =
-      std::max(sources, module_.world_size() / module_.parts() - sources);
-  const int64_t stride = WalkStride(cycle);
   const auto turn_of = [&](const PairStream& stream) {
     const Message& message = Head(stream);
+    const AlikeParts alike = module_.AlikePartsOf(message.source);
+    const int64_t sources = alike.sources;
+    const int64_t cycle = std::max(sources, int64_t{alike.destinations});
+    const int64_t stride = WalkStride(cycle);
     // A relay's sender counts on past the sources.
     const int64_t source = places[IndexOf(message.source)] +
                            (module_.IsRelay(message.source) ? sources : 0);

@@ -54,12 +54,12 @@ absl::Status PlaceRanks(const PassOptions& options, Module& module);
 //           there. Reports ranks that need more than `limits.scratch_bytes`.
 absl::Status PlaceQuantization(const PassOptions& options, Module& module);
 
-// Finds whether the job is one smaller job several times over, as data-parallel
-// copies that feed as many engines are.
+// Finds whether the job is smaller jobs side by side, as data-parallel copies
+// that feed engines of their own are. Most of these parts are alike.
 //
 // Requires: place-quantization.
-// Ensures:  `fold` if it is: what follows plans the first part alone.
-//           `is_compact`.
+// Ensures:  `fold` if it is: what follows plans the first part of those that
+//           are alike. `is_compact`.
 absl::Status FoldRanks(const PassOptions& options, Module& module);
 
 // Cuts every destination fragment into pieces that one set of source ranks

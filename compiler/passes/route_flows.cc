@@ -98,7 +98,8 @@ class TreeChoices {
 };
 
 TreeChoices::TreeChoices(const Module& module, int32_t wave, Flows& flows)
-    : sources_(std::max(1, module.source_ranks() / module.parts())),
+    : sources_(
+          std::max<double>(1, static_cast<double>(module.PlannedSources()))),
       sent_(static_cast<size_t>(module.world_size()), 0),
       received_(sent_),
       choices_(sent_.size()) {

@@ -9,6 +9,7 @@
 #include "compiler/ir/module.h"
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
+#include "compiler/simulated_seconds.h"
 #include "plan/plan_file.h"
 #include "tests/compiler/compile_testing.h"
 #include "tests/compiler/make_compact.h"
@@ -16,8 +17,9 @@
 namespace refit {
 namespace {
 
-// `copies` trainers of `ranks` ranks feed twice as many engines of two.
-std::string FoldedJob(int copies, int ranks, const std::string& hosts) {
+// `copies` trainers of `ranks` ranks feed engines of two.
+std::string JobOf(int copies, int ranks, int engines,
+                  const std::string& hosts) {
   const auto side = [](int replicas, int shards) {
     return R"({"layout": "generic", "meshes": {"m": {"axes": {"dp": )" +
            std::to_string(replicas) + R"(, "tp": )" + std::to_string(shards) +
@@ -25,10 +27,14 @@ std::string FoldedJob(int copies, int ranks, const std::string& hosts) {
            R"x( "placements": ["Replicate", "Shard(0)"]}]})x";
   };
   return GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"})",
-                    side(copies, ranks), side(2 * copies, 2),
+                    side(copies, ranks), side(engines, 2),
                     R"(, "topology": {"peer_gigabytes_per_second": 0.1,
           "network_gigabytes_per_second": 0.01, "hosts": )" +
                         hosts + "}");
+}
+// Twice as many engines as trainers.
+std::string FoldedJob(int copies, int ranks, const std::string& hosts) {
+  return JobOf(copies, ranks, 2 * copies, hosts);
 }
 // Two trainers of four ranks on a host each, and two engines on each of two.
 constexpr char kHostsOfParts[] =
@@ -70,6 +76,7 @@ Stats StatsOf(const std::string& text, bool folds) {
                    .staging_bytes = int64_t{1} << 30,
                    .relays = true,
                    .shape = {}};
+  MakeCompact(module.limits);
   module.params = model->params;
   for (const PassInfo& pass : Pipeline()) {
     if (!folds && pass.run == FoldRanks) continue;
@@ -88,6 +95,47 @@ TEST(FoldRanksTest, PartsThatArePlannedOnceTakeNoLonger) {
   EXPECT_EQ(folded.moved_bytes, whole.moved_bytes);
   EXPECT_EQ(folded.lower_bound_seconds, whole.lower_bound_seconds);
   EXPECT_LE(folded.predicted_seconds, whole.predicted_seconds * 1.01);
+}
+
+// Five trainers of four ranks, and nine engines: four hosts of two and one of
+// one. Part p is ranks 4p .. 4p + 3 and 20 + 4p .. 20 + 4p + 3.
+std::string UnevenJob() {
+  return JobOf(5, 4, 9,
+               "[0,0,0,0, 1,1,1,1, 2,2,2,2, 3,3,3,3, 4,4,4,4, "
+               "5,5,5,5, 6,6,6,6, 7,7,7,7, 8,8,8,8, 9,9]");
+}
+
+TEST(FoldRanksTest, EnginesThatDoNotDivideEvenlyLeaveAPartOfTheirOwn) {
+  const PlanFile plan = OpenJob(UnevenJob(), MakeCompact);
+  ASSERT_TRUE(IsFolded(plan));
+  const auto& programs = *plan.body().programs();
+  for (const uint32_t rank : {12u, 13u, 14u, 15u, 32u, 33u, 34u, 35u}) {
+    EXPECT_TRUE(AreShared(*programs.Get(rank - 12), *programs.Get(rank)));
+    EXPECT_EQ(programs.Get(rank)->source_shift(), 12u);
+    EXPECT_EQ(programs.Get(rank)->destination_shift(), 12u);
+  }
+  for (const uint32_t rank : {16u, 17u, 18u, 19u, 36u, 37u}) {
+    EXPECT_FALSE(AreShared(*programs.Get(rank - 16), *programs.Get(rank)));
+    EXPECT_EQ(programs.Get(rank)->destination_shift(), 0u);
+    EXPECT_GT(plan.messages().Of(rank).size(), 0u);
+  }
+}
+
+TEST(FoldRanksTest, PartsThatAreNotAlikeTakeNoLongerThanAllTogether) {
+  const Stats folded = StatsOf(UnevenJob(), true);
+  const Stats whole = StatsOf(UnevenJob(), false);
+  EXPECT_EQ(folded.moved_bytes, whole.moved_bytes);
+  EXPECT_EQ(folded.lower_bound_seconds, whole.lower_bound_seconds);
+  // A small plan shares nothing, so that its parts have to be all alike.
+  const Topology topology = {.host = {},
+                             .peer_bytes_per_second = 1e8,
+                             .network_bytes_per_second = 1e7,
+                             .fabric = {}};
+  const auto of_parts =
+      SimulatedSeconds(OpenJob(UnevenJob(), MakeCompact), topology);
+  const auto of_all = SimulatedSeconds(OpenJob(UnevenJob()), topology);
+  ASSERT_TRUE(of_parts.ok() && of_all.ok());
+  EXPECT_LE(*of_parts, *of_all * 1.01);
 }
 
 // Small plans have the rounds of the first part too, and open with executors

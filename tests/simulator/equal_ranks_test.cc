@@ -21,7 +21,8 @@ namespace {
 // Part p is ranks 4p .. 4p + 3 and 12 + 4p .. 12 + 4p + 3.
 PlanFile ThreeParts(const std::string& hosts, const std::string& topology,
                     const std::string& options = "",
-                    int32_t slots = kStagingSlots) {
+                    int32_t slots = kStagingSlots, int trainers = 3,
+                    int engines = 6) {
   const auto side = [](int replicas, int shards) {
     return R"({"layout": "generic", "meshes": {"m": {"axes": {"dp": )" +
            std::to_string(replicas) + R"(, "tp": )" + std::to_string(shards) +
@@ -31,7 +32,7 @@ PlanFile ThreeParts(const std::string& hosts, const std::string& topology,
   const std::string job = GenericJob(
       R"({"name": "w", "shape": [960, 640], "dtype": "bf16"},
          {"name": "v", "shape": [240, 33], "dtype": "fp32"})",
-      side(3, 4), side(6, 2),
+      side(trainers, 4), side(engines, 2),
       R"(, "topology": {"peer_gigabytes_per_second": 0.1,
           "network_gigabytes_per_second": 0.01, "hosts": )" +
           hosts + topology + R"(}, "options": {"bucket_bytes": 65536)" +
@@ -111,6 +112,20 @@ TEST(EqualRanks, APartThatDiffersIsSimulatedToo) {
   EXPECT_EQ(PartsSimulated(plan, options), 2u);
   options.slow_ranks = {{1, 2}, {6, 2}};
   EXPECT_EQ(PartsSimulated(plan, options), 3u);
+}
+
+// The last of five trainers feeds one engine.
+TEST(EqualRanks, APartThatIsLikeNoOtherIsSimulatedToo) {
+  const PlanFile plan = ThreeParts(
+      "[0,0,0,0, 1,1,1,1, 2,2,2,2, 3,3,3,3, 4,4,4,4, "
+      "5,5,5,5, 6,6,6,6, 7,7,7,7, 8,8,8,8, 9,9]",
+      "", "", kStagingSlots, /*trainers=*/5, /*engines=*/9);
+  EXPECT_LT(PartsSimulated(plan, {}), 2u);
+  for (const int32_t rank : {1, 13, 17, 25, 37}) {
+    Options options;
+    options.slow_ranks = {{rank, 3}};
+    EXPECT_LT(PartsSimulated(plan, options), 2u) << rank;
+  }
 }
 
 // Hosts 2p and 2p + 1 are those of part p.
