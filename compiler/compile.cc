@@ -285,7 +285,7 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   const BindingLink binding =
       times.Timed("find-binding-link", [&] { return FindBindingLink(module); });
   module.stats.binding_link = binding.text;
-  // The passes know nothing of leaves and the spine.
+  // Passes that cost rounds know nothing of leaves and the spine.
   module.stats.predicted_seconds =
       std::max(module.stats.predicted_seconds, binding.seconds);
   absl::StatusOr<std::vector<uint8_t>> bytes =
@@ -337,8 +337,9 @@ absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
 }
 
 // The plan that the simulator finds fastest: `draft`, whose rounds are full,
-// one with rounds of another shape, one along trees instead of broadcasts, or
-// one whose flows are planned by host instead of by NVLink domain.
+// one with rounds of another shape, one along trees instead of broadcasts, one
+// in which sources feed every host, or one whose flows are planned by host
+// instead of by NVLink domain.
 class Contest {
  public:
   Contest(const Job& job, const Inputs& inputs, const Limits& limits,
@@ -352,9 +353,11 @@ class Contest {
   Draft Fastest() && {
     const Stats& stats = draft_.stats;
     std::vector<Limits> others;
+    if (stats.trees) others.emplace_back(limits_).trees = false;
     if (stats.broadcasts) others.emplace_back(limits_).broadcasts = false;
     if (draft_.joins_hosts) others.emplace_back(limits_).joins_hosts = false;
-    if (stats.routes_flows && others.empty() && !stats.routes_between_hosts()) {
+    if (stats.routes_flows && !stats.broadcasts && !draft_.joins_hosts &&
+        !stats.routes_between_hosts()) {
       using Sizes = RoundShape::Sizes;
       others.emplace_back(limits_).shape.sizes = Sizes::kEven;
       others.emplace_back(limits_).shape.sizes = Sizes::kFitted;
@@ -457,6 +460,10 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
     }
     if (!AllowsPeers(limits, draft->most_peers) && limits.relays) {
       limits.by_rails = true;
+      draft_anew();
+    }
+    if (!AllowsPeers(limits, draft->most_peers) && draft->stats.trees) {
+      limits.trees = false;
       draft_anew();
     }
     // What does not fit into staging is stored by those that received it.

@@ -57,6 +57,10 @@ class Links {
   const Place& place(int32_t rank) const {
     return places_[static_cast<size_t>(rank)];
   }
+  // Of the link of this kind that the rank uses.
+  double BytesPerSecond(LinkKind kind, int32_t rank) const {
+    return SpeedOf(kind, OwnerOf(kind, rank));
+  }
   // Of the links of each kind that it may use.
   std::vector<double> SpeedsOf(int32_t rank) const;
 

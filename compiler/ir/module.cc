@@ -156,6 +156,11 @@ int32_t Topology::RanksPerNic() const {
   return fabric.has_value() ? fabric->gpus_per_nic : 1;
 }
 
+bool Topology::HasNarrowLeaves() const {
+  return fabric.has_value() && !fabric->rails && fabric->hosts_per_leaf > 0 &&
+         fabric->spine_oversubscription > 1;
+}
+
 bool Module::DefersStores() const {
   return std::none_of(quantizations.begin(), quantizations.end(),
                       [](const Quantization& of) {

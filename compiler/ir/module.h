@@ -440,6 +440,7 @@ struct Limits {
   int64_t scratch_bytes = 0;  // of a rank, for quantization
   bool relays = false;      // destination ranks may pass on what they received
   bool broadcasts = false;  // ranks may broadcast, if they relay
+  bool trees = true;        // hosts may pass on to hosts, or be broadcast to
   bool joins_hosts = true;  // NVLink domains may be sites (Module::SiteOf)
   bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).
@@ -514,6 +515,9 @@ struct Topology {
   int32_t DomainOf(int32_t host_number) const;
   // How many ranks share a NIC.
   int32_t RanksPerNic() const;
+  // Whether the way of a leaf to the others is narrower than its NICs together.
+  // Not where rails divide a host's NICs among leaves.
+  bool HasNarrowLeaves() const;
 };
 
 // Consecutive parts of a job that are alike: in each of them as many ranks hold
@@ -559,6 +563,7 @@ struct Stats {
   // what is routed; else 0. Not in the plan.
   int32_t held_rounds = 0;
   bool levels_sources = false;  // some receivers relay between hosts
+  bool trees = false;           // hosts pass on to hosts, or are broadcast to
   bool broadcasts = false;      // any rank broadcasts; not in the plan
 
   bool routes_between_hosts() const { return held_rounds > 0; }

@@ -109,12 +109,8 @@ struct HostRanks {
 // if rails divide a host's NICs among leaves.
 double UplinkOf(const Topology& topology,
                 const std::map<int32_t, HostRanks>& hosts, double nic) {
-  if (!topology.fabric.has_value()) return 0;
+  if (!topology.HasNarrowLeaves()) return 0;
   const Fabric& fabric = *topology.fabric;
-  if (fabric.rails || fabric.hosts_per_leaf == 0 ||
-      fabric.spine_oversubscription <= 1) {
-    return 0;
-  }
   int64_t nics = 0;  // of the host that has most
   for (const auto& [host, ranks] : hosts) {
     const int64_t all = ranks.sources + ranks.destinations;

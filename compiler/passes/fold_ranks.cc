@@ -236,8 +236,9 @@ std::optional<Fold> FoldOf(const Copies& sources, const Copies& destinations,
   return fold;
 }
 
-// Whether no NVLink domain has ranks of two parts, and ranks of a part share a
-// host or domain where those of the first one like it do.
+// Whether no NVLink domain has ranks of two parts, nor a leaf whose way to the
+// others is narrow, and ranks of a part share one where those of the first one
+// like it do.
 bool HostsAreAlike(const Module& module) {
   const auto are_alike = [&](const auto& place_of) {
     std::map<int32_t, int32_t> part_of;
@@ -260,9 +261,13 @@ bool HostsAreAlike(const Module& module) {
   const auto host_of = [&](Rank rank) {
     return module.topology.host[IndexOf(rank)];
   };
+  const Topology& topology = module.topology;
   return are_alike(host_of) && are_alike([&](Rank rank) {
-           return module.topology.DomainOf(host_of(rank));
-         });
+           return topology.DomainOf(host_of(rank));
+         }) &&
+         (!topology.HasNarrowLeaves() || are_alike([&](Rank rank) {
+           return host_of(rank) / topology.fabric->hosts_per_leaf;
+         }));
 }
 
 using Held = std::pair<ParamId, Box>;

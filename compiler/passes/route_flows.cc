@@ -9,15 +9,12 @@
 #include "compiler/passes/flows.h"
 #include "compiler/passes/passes.h"
 #include "compiler/passes/routed_pieces.h"
+#include "compiler/passes/tree_choices.h"
 #include "compiler/passes/trees.h"
 #include "plan/plan_file.h"
 
 namespace refit {
 namespace {
-
-// Trees take rounds until all have begun, and sources that feed every host do
-// not: these may send more than ranks receive, by this factor.
-constexpr double kGainOfTrees = 1.25;
 
 // To pass on a part of what the busiest sources send costs few messages, but
 // rounds with them are less full.
@@ -43,163 +40,14 @@ bool StagingHasRoom(const Module& module) {
                   RoomOfHeldRound(module.limits) / 2) >= RangeBytesMin(module);
 }
 
-// A share that hosts may pass on to each other.
-struct TreeChoice {
-  const FlowKey* key = nullptr;
-  const Holders* holders = nullptr;
-  Share* share = nullptr;
-
-  // That each holder need not send if hosts pass it on.
-  double SavedBytes() const {
-    return static_cast<double>(share->bytes) *
-           static_cast<double>(key->hosts.size() - 1) /
-           static_cast<double>(holders->size());
-  }
-};
-
-// What ranks send and receive in a wave, if holders feed every host but for the
-// shares that are chosen.
-class TreeChoices {
- public:
-  TreeChoices(const Module& module, int32_t wave, Flows& flows);
-
-  double MostReceived() const {
-    return *std::max_element(received_.begin(), received_.end());
-  }
-  double MostSent() const {
-    return *std::max_element(sent_.begin(), sent_.end());
-  }
-  // The rank that sends most.
-  Rank Busiest() const {
-    return Rank{static_cast<int32_t>(
-        std::max_element(sent_.begin(), sent_.end()) - sent_.begin())};
-  }
-  double MeanSent() const {
-    double sum = 0;
-    for (const double bytes : sent_) sum += bytes;
-    return sum / sources_;
-  }
-  // Those by which no source sends more than `target`, or as little more as
-  // there are any: of each source those that save most first.
-  std::vector<TreeChoice> Choose(double target);
-  // The same of shares that one rank of each host wants, spread over the flows:
-  // sources take turns, so that each leaves others receivers that pass on
-  // little.
-  std::vector<TreeChoice> ChooseSpread(double target);
-
- private:
-  const double sources_;
-  std::vector<double> sent_, received_;  // by rank
-  bool MaySave(size_t source, const TreeChoice& choice, double target) const;
-  void Take(const TreeChoice& choice, std::vector<TreeChoice>& chosen);
-
-  std::vector<std::vector<TreeChoice>> choices_;  // by holder
-  std::set<const Share*> is_chosen_;
-};
-
-TreeChoices::TreeChoices(const Module& module, int32_t wave, Flows& flows)
-    : sources_(
-          std::max<double>(1, static_cast<double>(module.PlannedSources()))),
-      sent_(static_cast<size_t>(module.world_size()), 0),
-      received_(sent_),
-      choices_(sent_.size()) {
-  for (auto& [key, flow] : flows) {
-    if (key.wave != wave) continue;
-    for (auto& [holders, share] : flow) {
-      const auto bytes = static_cast<double>(share.bytes);
-      for (const Rank holder : holders) {
-        sent_[IndexOf(holder)] += bytes *
-                                  static_cast<double>(key.hosts.size()) /
-                                  static_cast<double>(holders.size());
-        if (key.hosts.size() > 1) {
-          choices_[IndexOf(holder)].push_back(
-              {.key = &key, .holders = &holders, .share = &share});
-        }
-      }
-      for (const Members& members : key.hosts) {
-        for (const Rank member : members) {
-          received_[IndexOf(member)] +=
-              bytes / static_cast<double>(members.size());
-        }
-      }
-    }
-  }
-}
-
-// Not if the source would be further below the target than it is above.
-bool TreeChoices::MaySave(size_t source, const TreeChoice& choice,
-                          double target) const {
-  return sent_[source] - choice.SavedBytes() / 2 >= target;
-}
-
-void TreeChoices::Take(const TreeChoice& choice,
-                       std::vector<TreeChoice>& chosen) {
-  chosen.push_back(choice);
-  is_chosen_.insert(choice.share);
-  for (const Rank holder : *choice.holders) {
-    sent_[IndexOf(holder)] -= choice.SavedBytes();
-  }
-}
-
-std::vector<TreeChoice> TreeChoices::Choose(double target) {
-  std::vector<TreeChoice> chosen;
-  for (size_t source = 0; source < sent_.size(); ++source) {
-    std::vector<TreeChoice>& of_source = choices_[source];
-    std::stable_sort(of_source.begin(), of_source.end(),
-                     [](const TreeChoice& a, const TreeChoice& b) {
-                       return a.SavedBytes() > b.SavedBytes();
-                     });
-    for (const TreeChoice& choice : of_source) {
-      if (is_chosen_.contains(choice.share) ||
-          !MaySave(source, choice, target)) {
-        continue;
-      }
-      Take(choice, chosen);
-    }
-  }
-  return chosen;
-}
-
-std::vector<TreeChoice> TreeChoices::ChooseSpread(double target) {
-  for (std::vector<TreeChoice>& of_source : choices_) {
-    std::erase_if(of_source, [](const TreeChoice& choice) {
-      const std::vector<Members>& hosts = choice.key->hosts;
-      return std::any_of(
-          hosts.begin(), hosts.end(),
-          [](const Members& members) { return members.size() > 1; });
-    });
-  }
-  std::vector<TreeChoice> chosen;
-  std::map<const FlowKey*, int64_t> passed_on;
-  for (bool any = true; any;) {
-    any = false;
-    for (size_t source = 0; source < sent_.size(); ++source) {
-      const TreeChoice* best = nullptr;
-      for (const TreeChoice& choice : choices_[source]) {
-        if (is_chosen_.contains(choice.share) ||
-            !MaySave(source, choice, target)) {
-          continue;
-        }
-        if (best == nullptr || passed_on[choice.key] < passed_on[best->key]) {
-          best = &choice;
-        }
-      }
-      if (best == nullptr) continue;
-      any = true;
-      passed_on[best->key] += best->share->bytes;
-      Take(*best, chosen);
-    }
-  }
-  return chosen;
-}
-
 // Decides which shares of a wave go from host to host along trees: none, unless
 // sources that fed every host would send more than ranks receive; else as many
 // as it takes until none does.
-void ChooseTrees(const Module& module, int32_t wave, Flows& flows) {
-  TreeChoices choices(module, wave, flows);
-  const double target = choices.MostReceived();
-  if (choices.MostSent() <= target * kGainOfTrees) return;
+void ChooseTrees(const NetworkLinks& links, int32_t wave, Flows& flows,
+                 Module& module) {
+  TreeChoices choices(links, wave, flows);
+  const double target = choices.LongestOnce();
+  if (choices.Longest() <= target * kGainOfTrees) return;
   const std::vector<TreeChoice> chosen = choices.Choose(target);
   int64_t bytes = 0;
   for (const TreeChoice& choice : chosen) bytes += choice.share->bytes;
@@ -208,17 +56,21 @@ void ChooseTrees(const Module& module, int32_t wave, Flows& flows) {
   // every host about as fast.
   if (bytes < std::ssize(chosen) * RangeBytesMin(module)) return;
   for (const TreeChoice& choice : chosen) choice.share->way = FlowWay::kTree;
+  module.stats.trees = true;
 }
 
-// How many ranks of other hosts the source sends to in a wave, if holders feed
+// How many ranks of other hosts the NIC sends to in a wave, if holders feed
 // every host.
-int64_t ReceiversOf(Rank source, int32_t wave, const Flows& flows) {
+int64_t ReceiversOf(const NetworkLinks& links, size_t nic, int32_t wave,
+                    const Flows& flows) {
   std::set<Rank> receivers;
   for (const auto& [key, flow] : flows) {
     if (key.wave != wave) continue;
     const bool sends =
         std::any_of(flow.begin(), flow.end(), [&](const auto& of) {
-          return std::binary_search(of.first.begin(), of.first.end(), source);
+          return std::any_of(
+              of.first.begin(), of.first.end(),
+              [&](Rank holder) { return links.EgressOf(holder) == nic; });
         });
     if (!sends) continue;
     for (const Members& members : key.hosts) {
@@ -232,20 +84,18 @@ int64_t ReceiversOf(Rank source, int32_t wave, const Flows& flows) {
 // receivers pass on what takes the busiest below that: one that has little to
 // pass on receives a share and sends it to the other hosts. Not where the
 // messages of the busiest take longer to start than on the wire.
-void LevelSources(const Module& module, int32_t wave, Flows& flows,
-                  RoutedPieces& routed) {
-  TreeChoices choices(module, wave, flows);
-  const double most_sent = choices.MostSent();
-  const double target = std::max(choices.MostReceived(), choices.MeanSent());
-  if (most_sent < target * kGainOfLeveling) return;
+void LevelSources(const Module& module, const NetworkLinks& links, int32_t wave,
+                  Flows& flows, RoutedPieces& routed) {
+  TreeChoices choices(links, wave, flows);
+  const double longest = choices.LongestSent();
+  const double target = std::max(choices.LongestOnce(), choices.MeanSent());
+  if (longest < target * kGainOfLeveling) return;
   const double start_seconds =
       kStagedRoundSeconds / module.limits.operations_per_round *
-      static_cast<double>(ReceiversOf(choices.Busiest(), wave, flows));
-  if (most_sent < start_seconds * module.topology.network_bytes_per_second) {
-    return;
-  }
+      static_cast<double>(ReceiversOf(links, choices.Busiest(), wave, flows));
+  if (longest < start_seconds) return;
   const std::vector<TreeChoice> chosen = choices.ChooseSpread(target);
-  if (most_sent < std::max(target, choices.MostSent()) * kGainOfLeveling) {
+  if (longest < std::max(target, choices.LongestSent()) * kGainOfLeveling) {
     return;
   }
   std::map<Rank, int64_t> passed_on;
@@ -304,9 +154,10 @@ void CutIntoRanges(const Module& module, const FlowKey& key, const Flow& flow,
 absl::Status RouteFlows(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
   Flows flows = ListFlows(module);
-  const bool has_room = StagingHasRoom(module);
+  const NetworkLinks links(module);
+  const bool has_room = module.limits.trees && StagingHasRoom(module);
   for (int32_t wave = 0; has_room && wave < module.waves; ++wave) {
-    ChooseTrees(module, wave, flows);
+    ChooseTrees(links, wave, flows, module);
   }
   RoutedPieces routed(module);
   const bool has_domains = module.topology.fabric.has_value() &&
@@ -322,7 +173,7 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
   }
   if (routed.empty()) {
     for (int32_t wave = 0; wave < module.waves; ++wave) {
-      LevelSources(module, wave, flows, routed);
+      LevelSources(module, links, wave, flows, routed);
     }
     module.stats.levels_sources = !routed.empty();
   }

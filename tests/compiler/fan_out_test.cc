@@ -97,7 +97,7 @@ TEST(FanOutTest, HostsPassOnToEachOtherWhatASourceSendsOnce) {
 TEST(FanOutTest, HostsPassOnToEachOtherWhereABroadcastWouldNeedMorePeers) {
   const auto job = [](int peers) {
     return GenericJob(
-        R"({"name": "w", "shape": [64, 64], "dtype": "bf16"})",
+        R"({"name": "w", "shape": [4096, 64], "dtype": "bf16"})",
         GenericSide(1, "Replicate"), GenericSide(4, "Replicate"),
         R"(, "topology": {"hosts": [0, 5, 5, 0, 2], )"
         R"("peer_gigabytes_per_second": 0.3, )"

@@ -123,7 +123,10 @@ Module ModuleOfDomains(int64_t staging_bytes) {
   Module module = ModuleOf({.sources = 8, .near = 2, .hosts = 3, .members = 2});
   module.limits.staging_bytes = staging_bytes;
   module.limits.bucket_bytes = staging_bytes / 4;
-  module.topology.fabric = Fabric{.machine = "", .hosts_per_nvlink_domain = 2};
+  module.topology.fabric =
+      Fabric{.machine = "",
+             .hosts_per_nvlink_domain = 2,
+             .nic_bytes_per_second = module.topology.network_bytes_per_second};
   return module;
 }
 
@@ -172,6 +175,46 @@ TEST(RouteFlowsTest, SourcesThatAreNotTheLimitFeedAllThemselves) {
   RouteModule(module);
   EXPECT_FALSE(module.stats.routes_flows);
   for (const Piece& piece : module.pieces) EXPECT_TRUE(piece.relays.empty());
+}
+
+// Each of the sources would have a NIC to feed a host if they shared none.
+TEST(RouteFlowsTest, SourcesThatShareANicDoNotFeedAllThemselves) {
+  Module module = ModuleOf({.sources = 8, .hosts = 8});
+  module.topology.fabric =
+      Fabric{.machine = "",
+             .gpus_per_nic = 8,
+             .nic_bytes_per_second = module.topology.network_bytes_per_second};
+  RouteModule(module);
+  EXPECT_TRUE(module.stats.routes_between_hosts());
+}
+
+// Hosts 4 to 7 are on the second leaf.
+TEST(RouteFlowsTest, ANarrowWayBetweenLeavesIsCrossedOnce) {
+  for (const double spine_oversubscription : {1.0, 64.0}) {
+    Module module = ModuleOf({.sources = 8, .hosts = 7});
+    module.topology.fabric = Fabric{
+        .machine = "",
+        .hosts_per_leaf = 4,
+        .spine_oversubscription = spine_oversubscription,
+        .nic_bytes_per_second = module.topology.network_bytes_per_second};
+    RouteModule(module);
+    int64_t crossed = 0;
+    for (const Piece& piece : module.pieces) {
+      const auto leaf = [&](Rank rank) {
+        return module.topology.host[IndexOf(rank)] / 4;
+      };
+      const auto send = [&](Rank from, Rank to) {
+        if (leaf(from) != leaf(to)) crossed += module.WireBytes(piece);
+      };
+      for (const Rank rank : piece.destinations) {
+        send(piece.sources.front(), rank);
+      }
+      for (const Relay& relay : piece.relays) {
+        send(relay.sender, relay.receiver);
+      }
+    }
+    EXPECT_EQ(crossed, spine_oversubscription > 1 ? kBytes : 4 * kBytes);
+  }
 }
 
 // Whatever is not routed has room in a round of staging, too.

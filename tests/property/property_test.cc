@@ -12,6 +12,7 @@
 #include <functional>
 #include <iostream>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -442,7 +443,7 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
   int64_t cases = 0;
   double least = std::numeric_limits<double>::infinity();
   // What takes less is mostly what steps and messages cost to start, of which
-  // the bound knows nothing.
+  // the bound knows little.
   constexpr double kLongSeconds = 0.005;
   std::vector<std::pair<double, uint64_t>> of_long;  // with their seeds
   ForEachSeed(kBoundCases, [&](uint64_t seed) {
@@ -473,21 +474,20 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
           "\"placements\": [\"%s\"]}]}",
           ranks, placement);
     };
-    const double network = draw.Pick<double>({0.001, 0.01, 0.1, 50});
-    const int64_t bucket = draw.Pick<int64_t>({4096, 8192, 16384, 65536});
-    const int64_t staging = bucket * (kStagingSlots + 1) * draw.Between(1, 6);
+    const double network = draw.Pick<double>({1.25, 12.5, 25, 50});
+    const int64_t staging = draw.Pick<int64_t>({536870912, 1073741824});
     const std::string job = absl::StrFormat(
-        "{\"model\": {\"parameters\": [{\"name\": \"w\", \"shape\": [%d, 128], "
+        "{\"model\": {\"parameters\": [{\"name\": \"w\", \"shape\": [%d, "
+        "65536], "
         "\"dtype\": \"bf16\"}]},\n\"source\": %s,\n\"destination\": %s,\n"
         "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": %g, "
         "\"network_gigabytes_per_second\": %g%s},\n\"options\": {"
-        "\"bucket_bytes\": %d, \"staging_bytes\": %d}}\n",
-        draw.Chance(30) ? draw.Between(2048, 20000) : draw.Between(64, 2048),
+        "\"staging_bytes\": %d}}\n",
+        draw.Chance(30) ? draw.Between(4096, 32768) : draw.Between(512, 8192),
         side(sources, draw.Chance(50) ? "Shard(0)" : "Replicate"),
         side(receivers, draw.Chance(25) ? "Shard(1)" : "Replicate"),
-        absl::StrJoin(hosts, ", "),
-        network * draw.Pick<double>({1, 2, 4, 7, 14, 1000}), network, fabric,
-        bucket, staging);
+        absl::StrJoin(hosts, ", "), draw.Pick<double>({150, 350, 700}), network,
+        fabric, staging);
     const TimeOverBound time = SimulateChain(job);
     ASSERT_EQ(time.error, "") << "seed=" << seed << "\n" << job;
     EXPECT_GE(time.ratio, 1 - 1e-6) << "seed=" << seed << "\n" << job;
@@ -504,11 +504,15 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
     std::sort(of_long.begin(), of_long.end());
     std::cout << of_long.size() << " jobs with bounds of 5 ms and more; x the "
               << "bound";
-    for (const double share : {0.5, 0.9, 0.99, 1.0}) {
+    // What is reached, for 600 draws and for 2,000; no plan may get worse.
+    const std::map<double, double> most = {
+        {0.5, 1.04}, {0.9, 1.3}, {0.99, 1.95}, {1.0, 3.0}};
+    for (const auto& [share, most_of_share] : most) {
       const auto [ratio, seed] = of_long[static_cast<size_t>(
           share * static_cast<double>(of_long.size() - 1))];
       std::cout << absl::StrFormat(", %g %%: %.3f (seed %d)", 100 * share,
                                    ratio, seed);
+      EXPECT_LE(ratio, most_of_share);
     }
     std::cout << "\n";
   }

@@ -28,7 +28,7 @@ MAY_INCLUDE = {
     "compiler/layout/megatron": LAYOUT | {"compiler/layout/common"},
     "compiler/layout/sglang": LAYOUT | {"compiler/layout/common", "compiler/layout/serving"},
     "compiler/layout/vllm": LAYOUT | {"compiler/layout/common", "compiler/layout/serving"},
-    "compiler/passes": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model"},
+    "compiler/passes": {"plan", "compiler", "compiler/ir", "compiler/job", "compiler/layout", "compiler/model", "simulator"},
     "compiler/emit": {"plan", "compiler/ir"},
     "compiler": {
         "plan", "plan/proof", "plan/diff", "compiler/ir", "compiler/job", "compiler/model", "compiler/layout", "compiler/passes",

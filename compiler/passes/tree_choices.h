@@ -1,0 +1,99 @@
+// Which flows hosts pass on to each other, by what links between hosts carry.
+#ifndef REFIT_COMPILER_PASSES_TREE_CHOICES_H_
+#define REFIT_COMPILER_PASSES_TREE_CHOICES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "compiler/ir/module.h"
+#include "compiler/passes/flows.h"
+
+namespace refit {
+
+// Trees take rounds until all have begun, and sources that feed every host do
+// not: these may send more than ranks receive, by this factor.
+inline constexpr double kGainOfTrees = 1.25;
+
+// The links between hosts: NICs, which ranks may share, and the ways of leaf
+// switches to the others, where these are narrower than their NICs.
+class NetworkLinks {
+ public:
+  explicit NetworkLinks(const Module& module);
+
+  // Sends, or receives, for these ranks.
+  size_t EgressOf(Rank rank) const { return nics_[IndexOf(rank)]; }
+  size_t IngressOf(Rank rank) const { return nics_.size() + EgressOf(rank); }
+  bool has_leaves() const { return !leaves_.empty(); }
+  size_t UplinkOf(Rank rank) const { return leaves_[IndexOf(rank)]; }
+  size_t DownlinkOf(Rank rank) const { return UplinkOf(rank) + 1; }
+
+  size_t size() const { return bytes_per_second_.size(); }
+  // How many NICs the sources have whose messages are planned.
+  size_t source_nics() const { return source_nics_; }
+  bool IsEgress(size_t link) const { return link < nics_.size(); }
+  double bytes_per_second(size_t link) const { return bytes_per_second_[link]; }
+
+ private:
+  size_t source_nics_ = 0;
+  std::vector<size_t> nics_;    // by rank
+  std::vector<size_t> leaves_;  // by rank: the uplink; the downlink follows it
+  std::vector<double> bytes_per_second_;  // by link
+};
+
+// A share that hosts may pass on to each other.
+struct TreeChoice {
+  const FlowKey* key = nullptr;
+  const Holders* holders = nullptr;
+  Share* share = nullptr;
+};
+
+// How long links are busy in a wave, if holders feed every host but for the
+// shares that are chosen.
+class TreeChoices {
+ public:
+  // The links outlive this.
+  TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows);
+
+  // Of the links by which bytes arrive, if each byte crosses them once.
+  double LongestOnce() const { return longest_once_; }
+  double Longest() const;
+  // Of NICs that send.
+  double LongestSent() const { return sent_[Busiest()]; }
+  double MeanSent() const;
+  // The NIC that sends longest.
+  size_t Busiest() const;
+
+  // Those by which no link is busy for longer than `target`, or as little
+  // longer as there are any: of each link those that save most first.
+  std::vector<TreeChoice> Choose(double target);
+  // The same for NICs that send and shares that one rank of each host wants,
+  // spread over the flows: NICs take turns, so that each leaves others
+  // receivers that pass on little.
+  std::vector<TreeChoice> ChooseSpread(double target);
+
+ private:
+  struct Saving {
+    size_t choice = 0;
+    double seconds = 0;
+  };
+
+  void Add(const TreeChoice& choice);
+  bool MaySave(size_t link, const Saving& saving, double target) const;
+  void Take(size_t choice, std::vector<TreeChoice>& chosen);
+
+  const NetworkLinks& links_;
+  std::vector<double> sent_;  // seconds, by link
+  double longest_once_ = 0;
+  std::vector<double> once_;  // by link
+  std::vector<TreeChoice> choices_;
+  // What a choice saves, by link of it.
+  std::vector<std::vector<std::pair<size_t, double>>> saved_;
+  std::vector<std::vector<Saving>> by_link_;
+  std::vector<bool> is_chosen_;
+};
+
+}  // namespace refit
+
+#endif  // REFIT_COMPILER_PASSES_TREE_CHOICES_H_
