@@ -245,20 +245,25 @@ static absl::StatusOr<Link> ConnectAnd(
   std::optional<Clock::time_point> absent_since;
   milliseconds pause = kRetryTimeMin;
   WaitReminder reminder;
+  absl::Status status;
   while (true) {
-    absl::Status status;
+    const absl::Status before = status;
     absl::StatusOr<Socket> socket =
         Connect(rendezvous.host, rendezvous.port, deadline);
     if (socket.ok()) {
       Link link{*std::move(socket)};
       link.reminder = &reminder;
       link.whom = absl::StrCat(listener, " at ", address);
-      // A child of rank 0's process may keep the port open, but does not
-      // answer.
-      Clock::time_point limit = AnswerLimit(deadline);
+      // Who listens may never answer: the process that made the id, where rank
+      // 0 does not come, or a child of rank 0's, which keeps the port open.
+      Clock::time_point limit = deadline;
       if (let_in) limit = std::min(limit, *absent_since + kGoneTime);
       const absl::StatusOr<Frame> answer = meet(link, limit);
       status = answer.ok() ? Verdict(*answer) : answer.status();
+      // A try that the deadline cut short says less than the one before.
+      if (!answer.ok() && !before.ok() && Clock::now() >= deadline) {
+        status = before;
+      }
       if (status.ok()) {
         link.reminder = nullptr;
         return link;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "control/log.h"
 #include "control/unique_id_listener.h"
+#include "control/waiting.h"
 
 namespace refit::control {
 namespace {
@@ -24,14 +25,16 @@ void SayThatAnybodyMayJoin(const std::string& address) {
                    "REFIT_SECRET nor REFIT_SECRET_FILE is set"));
 }
 
-absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {
+absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous,
+                                      ControlPlane::Deadline deadline) {
   const bool open = rendezvous.secret.empty();
   absl::StatusOr<Socket> listener =
       rendezvous.id_name != 0
           ? UniqueIdListener(rendezvous)
           : Listen(rendezvous.host, rendezvous.port,
-                   open ? Interfaces::kOfHost : Interfaces::kAll);
+                   open ? Interfaces::kOfHost : Interfaces::kAll, deadline);
   if (!listener.ok()) {
+    if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
     const bool elsewhere =
         open && absl::StrContains(listener.status().message(),
                                   std::strerror(EADDRNOTAVAIL));
@@ -52,10 +55,11 @@ absl::StatusOr<Socket> ListenForRanks(const TcpRendezvous& rendezvous) {
 
 }  // namespace
 
-absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous) {
+absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous,
+                                      ControlPlane::Deadline deadline) {
   Socket listener;
   if (rendezvous.world_size > 1) {
-    absl::StatusOr<Socket> listening = ListenForRanks(rendezvous);
+    absl::StatusOr<Socket> listening = ListenForRanks(rendezvous, deadline);
     if (!listening.ok()) return listening.status();
     listener = *std::move(listening);
   }

@@ -19,9 +19,11 @@ struct OwnServer {
 
 // Listens as `rendezvous` says, if there are other ranks, and starts the
 // server. Rank 0 has yet to meet by its connection, as the others do by theirs.
-// Errors: kUnavailable, the port is taken; kFailedPrecondition, the unique id
-// is of another process; kResourceExhausted.
-absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous);
+// Errors: kUnavailable, the port is taken, or the host's name was not resolved
+// by `deadline`; kFailedPrecondition, the unique id is of another process;
+// kResourceExhausted.
+absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous,
+                                      ControlPlane::Deadline deadline);
 
 }  // namespace refit::control
 

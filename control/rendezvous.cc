@@ -7,8 +7,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -219,21 +221,26 @@ absl::StatusOr<int32_t> LocalRankFromEnvironment() {
 }
 
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size) {
-  const Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+  auto socket = std::make_shared<const Socket>(
+      ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // Rank 0 may bind to the port beside this socket, which does not listen.
+  const int yes = 1;
+  setsockopt(socket->fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
   auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (bind(socket.fd(), any, size) != 0 ||
-      getsockname(socket.fd(), any, &size) != 0) {
+  if (bind(socket->fd(), any, size) != 0 ||
+      getsockname(socket->fd(), any, &size) != 0) {
     return absl::UnavailableError("no free port on the loopback interface");
   }
   return TcpRendezvous{.host = "127.0.0.1",
                        .port = ntohs(address.sin_port),
                        .rank = 0,
                        .world_size = world_size,
-                       .secret = std::string(TokenBytes(NewToken()))};
+                       .secret = std::string(TokenBytes(NewToken())),
+                       .port_holder = std::move(socket)};
 }
 
 }  // namespace refit

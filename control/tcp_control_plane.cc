@@ -451,7 +451,7 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
   control::OwnServer own;
   if (rendezvous.rank == 0 && !rendezvous.hosted) {
     absl::StatusOr<control::OwnServer> started =
-        control::StartServer(rendezvous);
+        control::StartServer(rendezvous, deadline);
     if (!started.ok()) return started.status();
     own = *std::move(started);
     const absl::StatusOr<Frame> answer = control::Meet(
@@ -479,7 +479,7 @@ absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
   }
   const absl::Status status = CheckRendezvous(rendezvous);
   if (!status.ok()) return status;
-  absl::StatusOr<control::OwnServer> own = control::StartServer(rendezvous);
+  absl::StatusOr<control::OwnServer> own = control::StartServer(rendezvous, deadline);
   if (!own.ok()) return own.status();
   const absl::StatusOr<Frame> answer = control::EndMeeting(
       rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);

@@ -214,11 +214,13 @@ std::string BoundText(const Socket& socket) {
 }
 
 absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port,
-                              Interfaces interfaces) {
+                              Interfaces interfaces,
+                              Clock::time_point deadline) {
   if (interfaces == Interfaces::kAll && !NamesLoopback(host)) {
     return ListenOnAllInterfaces(port);
   }
-  const absl::StatusOr<Addresses> addresses = Resolve(host, port);
+  const absl::StatusOr<Addresses> addresses =
+      ResolveUntil(host, port, deadline);
   if (!addresses.ok()) return addresses.status();
   absl::StatusOr<Socket> socket;
   for (const addrinfo* address = addresses->get(); address != nullptr;

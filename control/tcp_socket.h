@@ -31,10 +31,12 @@ enum class Interfaces : uint8_t {
   kOfHost,
 };
 
-// Listens at `port`, where `host` is this one. Errors: kUnavailable;
-// kInvalidArgument, `host` has no address.
+// Listens at `port`, where `host` is this one. Its name is resolved until
+// `deadline`, or for two seconds. Errors: kUnavailable; kInvalidArgument,
+// `host` has no address.
 absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port,
-                              Interfaces interfaces);
+                              Interfaces interfaces,
+                              Clock::time_point deadline);
 
 // Where a socket is bound: "10.0.0.7:29500".
 std::string BoundText(const Socket& socket);

@@ -115,8 +115,8 @@ absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
   const absl::StatusOr<std::string> found = HostOfId(given_host);
   if (!found.ok()) return found.status();
   const std::string& host = *found;
-  absl::StatusOr<Socket> listener =
-      control::Listen(host, 0, control::Interfaces::kAll);
+  absl::StatusOr<Socket> listener = control::Listen(
+      host, 0, control::Interfaces::kAll, control::Clock::now());
   if (!listener.ok()) return listener.status();
   const absl::StatusOr<uint16_t> port = PortOf(*listener);
   if (!port.ok()) return port.status();
@@ -243,7 +243,8 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
       getsockopt(found->second.fd(), SOL_SOCKET, SO_ACCEPTCONN, &listens,
                  &size) != 0 ||
       listens == 0) {
-    return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll);
+    return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll,
+                  Clock::now());
   }
   found->second.KeepFromChildren();
   return std::move(found->second);

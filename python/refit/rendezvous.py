@@ -67,7 +67,7 @@ def from_unique_id(id: bytes, rank: int, world_size: int) -> Rendezvous:
 def end_meeting(id: bytes, reason: str, *, rank: int = 1, world_size: int = 2, timeout: float = 5.0) -> None:
     """Ends a meeting that cannot succeed: all ranks that have come, or come in the next two seconds, fail with `reason`. For whoever has
     the id and knows so; only the process that made it gives its `rank` 0 and the `world_size`. Raises FailedPrecondition if all ranks
-    have met already, Unavailable if nobody listens, DeadlineExceeded if rank 0 does not come within `timeout` seconds and five more."""
+    have met already, Unavailable if nobody listens, DeadlineExceeded if rank 0 does not come within `timeout` seconds."""
     from_unique_id(id, rank, world_size).end_meeting(reason, timeout)
 
 

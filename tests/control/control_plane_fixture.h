@@ -3,6 +3,9 @@
 #define REFIT_TESTS_CONTROL_CONTROL_PLANE_FIXTURE_H_
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <functional>
@@ -27,8 +30,18 @@ inline Deadline In(std::chrono::milliseconds time) {
 }
 inline Deadline Ample() { return In(std::chrono::minutes(1)); }
 
-// One that nobody listens at now.
-inline uint16_t FreePort() { return LoopbackRendezvous(1)->port; }
+// Whether another process may listen at the port.
+inline bool IsFree(uint16_t port) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  const bool is_free =
+      bind(listener, reinterpret_cast<const sockaddr*>(&address),
+           sizeof(address)) == 0;
+  close(listener);
+  return is_free;
+}
 
 // Interrupts its thread once `time` has passed.
 inline ScopedInterruption InterruptedAfter(std::chrono::milliseconds time) {
@@ -105,7 +118,9 @@ class ControlPlaneTest : public testing::Test {
                      deadline);
   }
 
-  const uint16_t port_ = FreePort();
+  // For the port: nobody listens there, or is given it.
+  const TcpRendezvous free_ = *LoopbackRendezvous(1);
+  const uint16_t port_ = free_.port;
   std::vector<std::unique_ptr<ControlPlane>> planes_;  // by rank
 };
 

@@ -1,5 +1,7 @@
 // How ranks meet, and whom else they may meet.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +22,42 @@
 #include "refit/unique_id.h"
 #include "tests/control/control_plane_fixture.h"
 #include "tests/control/stranger.h"
+
+namespace refit {
+namespace {
+
+// While it lives, one name has a name server that does not answer.
+class SlowName {
+ public:
+  static constexpr char kHost[] = "slow.invalid";
+
+  SlowName() { is_slow_ = true; }
+  ~SlowName() {
+    is_slow_ = false;
+    is_slow_.notify_all();
+  }
+  static void Await() { is_slow_.wait(true); }
+
+ private:
+  static std::atomic<bool> is_slow_;
+};
+
+std::atomic<bool> SlowName::is_slow_ = false;
+
+}  // namespace
+}  // namespace refit
+
+// In the place of the C library's.
+extern "C" int getaddrinfo(const char* host, const char* service,
+                           const addrinfo* hints, addrinfo** found) {
+  static const auto resolve =
+      reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  const bool is_numeric = (hints->ai_flags & AI_NUMERICHOST) != 0;
+  if (!is_numeric && host == std::string(refit::SlowName::kHost)) {
+    refit::SlowName::Await();
+  }
+  return resolve(host, service, hints, found);
+}
 
 namespace refit {
 namespace {
@@ -230,11 +268,44 @@ TEST_F(ControlMeetingTest, RankThatDiesBeforeAllHaveMetEndsTheMeeting) {
 
 TEST_F(ControlMeetingTest, SaysThatThePortIsTaken) {
   const auto listener =
-      control::Listen("127.0.0.1", port_, control::Interfaces::kAll);
+      control::Listen("127.0.0.1", port_, control::Interfaces::kAll, Ample());
   ASSERT_TRUE(listener.ok());
   ExpectStatus(Connect(0, 2).status(), absl::StatusCode::kUnavailable,
                "connect: rank 0 cannot listen at port " +
                    std::to_string(port_) + ": bind: Address already in use");
+}
+
+TEST_F(ControlMeetingTest, PortOfALoopbackMeetingIsKeptForIt) {
+  const TcpRendezvous meeting = *LoopbackRendezvous(2);
+  EXPECT_FALSE(IsFree(meeting.port));
+  OnRanks({0, 1}, [&](int32_t rank) {
+    TcpRendezvous mine = meeting;
+    mine.rank = rank;
+    const auto plane = ConnectTcp(mine, Ample());
+    EXPECT_TRUE(plane.ok()) << plane.status();
+  });
+}
+
+// A name server that does not answer takes getaddrinfo half a minute.
+TEST_F(ControlMeetingTest, NameThatIsNotResolvedEndsAtTheDeadline) {
+  SlowName name;
+  for (const int32_t rank : {0, 1}) {
+    SCOPED_TRACE(rank);
+    const TcpRendezvous by_name = {SlowName::kHost, port_, rank, 2};
+    const std::string late =
+        "the name \"slow.invalid\" was not resolved before the deadline";
+    const Deadline begin = std::chrono::steady_clock::now();
+    const absl::Status status =
+        ConnectTcp(by_name, In(std::chrono::milliseconds(100))).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    EXPECT_NE(status.message().find(late), std::string::npos) << status;
+    const ScopedInterruption scope =
+        InterruptedAfter(std::chrono::milliseconds(200));
+    ExpectStatus(ConnectTcp(by_name, Ample()).status(),
+                 absl::StatusCode::kCancelled, "the worker stops");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin,
+              std::chrono::seconds(5));
+  }
 }
 
 TEST_F(ControlMeetingTest, HostThatHasNoAddressIsWrong) {

@@ -121,7 +121,7 @@ TEST_F(ControlMembershipTest, ReplayedHelloAndProofAreRefused) {
 // Listens where rank 0 should, and says of itself what rank 1 said.
 TEST_F(ControlMembershipTest, ReflectedProofIsRefused) {
   const auto listener =
-      control::Listen("127.0.0.1", port_, control::Interfaces::kAll);
+      control::Listen("127.0.0.1", port_, control::Interfaces::kAll, Ample());
   ASSERT_TRUE(listener.ok()) << listener.status();
   std::thread rank1([&] {
     ExpectStatus(ConnectTcp(WithSecret(1, kSecret), Ample()).status(),
@@ -295,7 +295,7 @@ TEST_F(ControlMembershipTest, AddressOfAnotherHostNeedsASecret) {
 
 TEST_F(ControlMembershipTest, SaysOnceThatAnybodyMayJoin) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(MeetTwiceAndReport(FreePort()), testing::ExitedWithCode(0),
+  EXPECT_EXIT(MeetTwiceAndReport(port_), testing::ExitedWithCode(0),
               "said: refit: rank 0 listens");
 }
 

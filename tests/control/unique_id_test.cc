@@ -68,19 +68,6 @@ class UniqueIdTest : public ControlPlaneTest {
   }
 };
 
-// Whether a process may listen on the port.
-bool IsFree(uint16_t port) {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  const bool is_free =
-      bind(listener, reinterpret_cast<const sockaddr*>(&address),
-           sizeof(address)) == 0;
-  close(listener);
-  return is_free;
-}
-
 // What a process has created that is gone.
 UniqueId IdOfDeadProcess() {
   int ends[2];
@@ -236,6 +223,27 @@ TEST_F(UniqueIdTest, RankZeroMustBeItsCreator) {
                                   std::to_string(getpid())),
             std::string::npos)
       << status;
+}
+
+// The process that made the id listens, but is not the rank 0 that came.
+TEST_F(UniqueIdTest, RankZeroThatDoesNotComeIsWaitedForUntilTheDeadline) {
+  const UniqueId id = *CreateUniqueId("127.0.0.1");
+  const TcpRendezvous place = *RendezvousFromUniqueId(id, 1, 2);
+  const auto in_a_second = [] { return In(std::chrono::seconds(1)); };
+  for (const bool ends : {false, true}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const absl::Status status =
+        ends
+            ? EndMeetingTcp(place, absl::InternalError("no GPU"), in_a_second())
+            : ConnectTcp(place, in_a_second()).status();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin,
+              std::chrono::seconds(3));
+    ExpectStatus(status, absl::StatusCode::kDeadlineExceeded,
+                 "connect: rank 0 was not reached at 127.0.0.1:" +
+                     std::to_string(place.port) +
+                     ", where its unique id is from, before the deadline, in "
+                     "1 s: it does not answer");
+  }
 }
 
 TEST_F(UniqueIdTest, RanksMeetByItAgainAndAgain) {

@@ -123,6 +123,8 @@ struct TcpRendezvous {
   uint64_t id_name = 0;
   // Who listens is no rank (HostMeeting), so rank 0 connects as the others do.
   bool hosted = false;
+  // Keeps the port from being given to others while a copy of this lives.
+  std::shared_ptr<const void> port_holder = {};
 };
 
 // Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them;
@@ -141,7 +143,7 @@ absl::StatusOr<TcpRendezvous> RendezvousFromEnvironment();
 // empty, or the file cannot be read or exceeds 4096 bytes.
 absl::StatusOr<std::string> SecretFromEnvironment();
 
-// A meeting of ranks of this process, at a free port of the loopback interface,
+// A meeting of ranks of this host, at a free port of the loopback interface,
 // with a secret of its own. The result is rank 0's.
 absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size);
 
