@@ -58,34 +58,41 @@ absl::Status SendAll(const Socket& socket, std::string_view bytes,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
+absl::StatusOr<std::optional<Frame>> TakeFrame(Link& link) {
   char bytes[kReadBytes];
   while (true) {
     absl::StatusOr<std::optional<Frame>> frame = link.reader.Next();
     if (!frame.ok()) return absl::UnavailableError(frame.status().message());
-    if (frame->has_value()) return **std::move(frame);
+    if (frame->has_value()) return frame;
     const ssize_t received = recv(link.socket.fd(), bytes, sizeof(bytes), 0);
     if (received > 0) {
       link.reader.Append({bytes, static_cast<size_t>(received)});
     } else if (received == 0) {
       return absl::UnavailableError("the connection was closed");
     } else if (errno == EAGAIN) {
-      const bool reports = link.reminder != nullptr && !link.let_in;
-      const Clock::time_point next =
-          reports ? std::min(limit, link.reminder->next()) : limit;
-      if (AwaitUnlessInterrupted(link.socket, POLLIN, next)) continue;
-      if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
-      const Clock::time_point now = Clock::now();
-      if (reports && link.reminder->IsDue(now)) {
-        ReportWait("connect", link.whom, link.reminder->Seconds(now),
-                   "its process listens, but it has not come to the meeting");
-      }
-      if (now >= limit) {
-        return absl::DeadlineExceededError("it does not answer");
-      }
+      return std::nullopt;
     } else if (errno != EINTR) {
       return absl::UnavailableError(std::strerror(errno));
     }
+  }
+}
+
+absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit) {
+  while (true) {
+    absl::StatusOr<std::optional<Frame>> frame = TakeFrame(link);
+    if (!frame.ok()) return frame.status();
+    if (frame->has_value()) return **std::move(frame);
+    const bool reports = link.reminder != nullptr && !link.let_in;
+    const Clock::time_point next =
+        reports ? std::min(limit, link.reminder->next()) : limit;
+    if (AwaitUnlessInterrupted(link.socket, POLLIN, next)) continue;
+    if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
+    const Clock::time_point now = Clock::now();
+    if (reports && link.reminder->IsDue(now)) {
+      ReportWait("connect", link.whom, link.reminder->Seconds(now),
+                 "its process listens, but it has not come to the meeting");
+    }
+    if (now >= limit) return absl::DeadlineExceededError("it does not answer");
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -50,7 +51,11 @@ Clock::time_point AnswerLimit(Clock::time_point deadline);
 absl::Status SendAll(const Socket& socket, std::string_view bytes,
                      Clock::time_point limit);
 
-// Errors: kDeadlineExceeded; kUnavailable, the connection is of no more use.
+// The next frame, if it has come. Error: kUnavailable, the connection is of no
+// more use.
+absl::StatusOr<std::optional<Frame>> TakeFrame(Link& link);
+
+// Waits for it. Errors: kDeadlineExceeded; kUnavailable, as above.
 absl::StatusOr<Frame> ReceiveFrame(Link& link, Clock::time_point limit);
 
 // Proves to the server to be a member, has it prove the same by `limit`, and

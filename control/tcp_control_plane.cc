@@ -1,7 +1,11 @@
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <cassert>
+#include <cerrno>
 #include <condition_variable>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -9,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "control/file_descriptor.h"
 #include "control/frame.h"
 #include "control/link.h"
 #include "control/membership.h"
@@ -85,7 +90,8 @@ class TcpControlPlane : public ControlPlane {
   absl::Status CheckRanks(absl::Span<const int32_t> ranks,
                           std::string_view what) const;
   absl::Status FailOnAll(const absl::Status& status);
-  void Send(const Frame& frame, Clock::time_point limit);
+  void Send(const Frame& frame);
+  void SendSome();
   // No step after `last_step` can succeed any more; without it, nor this one.
   void SetLost(const absl::Status& status,
                std::optional<uint64_t> last_step = std::nullopt);
@@ -95,6 +101,7 @@ class TcpControlPlane : public ControlPlane {
 
   // On the reading thread.
   void ReadLoop();
+  absl::StatusOr<Frame> Receive();
   bool Dispatch(Frame& frame);
   void SetAnswer(Frame& frame);
   void SetAborted(Frame& frame);
@@ -106,9 +113,14 @@ class TcpControlPlane : public ControlPlane {
   const std::unique_ptr<control::ControlServer> server_;  // on rank 0
   Link link_;  // its reader is the reading thread's
 
-  // Held while a frame is sent, and from reading the step that it belongs to,
+  // Held while frames are sent, and from reading the step that one belongs to,
   // so that steps are sent in order. Taken before `mutex_`.
   std::mutex send_mutex_;
+  // What the connection has had no room for: a server that is stopped for a
+  // while ends no more than what waits for it. The reading thread sends it.
+  std::string unsent_;
+  size_t unsent_begin_ = 0;
+  FileDescriptor has_unsent_;  // an eventfd, for the reading thread
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -137,10 +149,8 @@ TcpControlPlane::~TcpControlPlane() {
   if (!thread_.joinable()) return;
   {
     std::lock_guard send_lock(send_mutex_);
-    Send({.type = FrameType::kGoodbye, .rank = rank_},
-         Clock::now() + kGoodbyeTime);
+    Send({.type = FrameType::kGoodbye, .rank = rank_});
   }
-  shutdown(link_.socket.fd(), SHUT_WR);
   {
     // The server closes its end when it has read the goodbye; to close ours
     // earlier could overtake it.
@@ -153,6 +163,11 @@ TcpControlPlane::~TcpControlPlane() {
 }
 
 absl::Status TcpControlPlane::StartReading() {
+  has_unsent_ = FileDescriptor(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (has_unsent_.fd() < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("eventfd: ", std::strerror(errno)));
+  }
   return StartThread(thread_, "the thread of the control plane",
                      [this] { ReadLoop(); });
 }
@@ -181,7 +196,7 @@ uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {
       }
     }
     changed_.notify_all();
-    Send(frame, Clock::now() + control::kAnswerTime);
+    Send(frame);
   }
   // What is known already is heard before this rank does anything in the step.
   std::unique_lock lock(mutex_);
@@ -243,7 +258,7 @@ absl::StatusOr<std::string> TcpControlPlane::Collect(
       frame.step = step_;
       frame.sequence = ++sequence_;
     }
-    Send(frame, limit);
+    Send(frame);
   }
   std::unique_lock lock(mutex_);
   // Rank 0 reports who is waited for.
@@ -291,7 +306,7 @@ void TcpControlPlane::Abort(const absl::Status& status) {
     frame.step = step_;
   }
   // This rank fails when the server says so: another may have been first.
-  Send(frame, Clock::now() + control::kAnswerTime);
+  Send(frame);
 }
 
 void TcpControlPlane::OnAbort(
@@ -300,15 +315,33 @@ void TcpControlPlane::OnAbort(
   callback_ = std::move(callback);
 }
 
-// The caller holds `send_mutex_`. If this fails because the connection is at
-// its end, the reading thread finds that too, and why.
-void TcpControlPlane::Send(const Frame& frame, Clock::time_point limit) {
-  const absl::Status status =
-      control::SendAll(link_.socket, control::Encode(frame), limit);
-  if (!absl::IsDeadlineExceeded(status)) return;
-  // Half a frame may be sent: nothing can follow it.
-  SetLost(GoneStatus(hosted_, status));
-  shutdown(link_.socket.fd(), SHUT_RDWR);
+// The caller holds `send_mutex_`.
+void TcpControlPlane::Send(const Frame& frame) {
+  if (!unsent_.empty()) {
+    unsent_ += control::Encode(frame);
+    return;
+  }
+  unsent_ = control::Encode(frame);
+  SendSome();
+  if (!unsent_.empty()) eventfd_write(has_unsent_.fd(), 1);
+}
+
+// The caller holds `send_mutex_`. If the connection is at its end, the reading
+// thread finds that too, and why.
+void TcpControlPlane::SendSome() {
+  while (unsent_begin_ < unsent_.size()) {
+    const ssize_t sent = send(link_.socket.fd(), unsent_.data() + unsent_begin_,
+                              unsent_.size() - unsent_begin_, MSG_NOSIGNAL);
+    if (sent >= 0) {
+      unsent_begin_ += static_cast<size_t>(sent);
+    } else if (errno == EAGAIN) {
+      return;
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  unsent_ = std::string();
+  unsent_begin_ = 0;
 }
 
 void TcpControlPlane::SetLost(const absl::Status& status,
@@ -327,8 +360,7 @@ void TcpControlPlane::SetLost(const absl::Status& status,
 
 void TcpControlPlane::ReadLoop() {
   while (true) {
-    absl::StatusOr<Frame> frame =
-        control::ReceiveFrame(link_, Clock::time_point::max());
+    absl::StatusOr<Frame> frame = Receive();
     if (!frame.ok()) SetLost(GoneStatus(hosted_, frame.status()));
     if (!frame.ok() || !Dispatch(*frame)) break;
     std::unique_lock lock(mutex_);
@@ -340,6 +372,26 @@ void TcpControlPlane::ReadLoop() {
   read_all_ = true;
   changed_.notify_all();
   TellFailure(lock);
+}
+
+// The server's next frame. Sends what could not be sent before.
+absl::StatusOr<Frame> TcpControlPlane::Receive() {
+  while (true) {
+    absl::StatusOr<std::optional<Frame>> frame = control::TakeFrame(link_);
+    if (!frame.ok()) return frame.status();
+    if (frame->has_value()) return **std::move(frame);
+    std::unique_lock send_lock(send_mutex_);
+    if (!unsent_.empty()) SendSome();
+    const bool sends = !unsent_.empty();
+    send_lock.unlock();
+    pollfd polled[] = {
+        {link_.socket.fd(),
+         static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0},
+        {has_unsent_.fd(), POLLIN, 0}};
+    poll(polled, 2, -1);
+    eventfd_t none;
+    if (polled[1].revents != 0) eventfd_read(has_unsent_.fd(), &none);
+  }
 }
 
 // Returns false if nothing more is to be read.
@@ -479,7 +531,8 @@ absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
   }
   const absl::Status status = CheckRendezvous(rendezvous);
   if (!status.ok()) return status;
-  absl::StatusOr<control::OwnServer> own = control::StartServer(rendezvous, deadline);
+  absl::StatusOr<control::OwnServer> own =
+      control::StartServer(rendezvous, deadline);
   if (!own.ok()) return own.status();
   const absl::StatusOr<Frame> answer = control::EndMeeting(
       rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);

@@ -34,7 +34,8 @@ constexpr seconds kConnectTime{5};
 // A name has as long to be resolved, also where no time is left.
 constexpr seconds kResolveTime{2};
 // A silent peer is asked for a sign of life after the idle time, and given up
-// after this many questions: 20 s in all.
+// after this many questions: 20 s in all. So is one that has had no room for
+// more all that time.
 constexpr int kKeepaliveIdleSeconds = 5;
 constexpr int kKeepaliveIntervalSeconds = 5;
 constexpr int kKeepaliveCount = 3;

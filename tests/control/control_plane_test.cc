@@ -530,6 +530,37 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(RankDies, IsNamedOnAllRanks) { ExpectNamed(1); }
 TEST_P(RankDies, RankZeroIsNamedOnAllRanks) { ExpectNamed(0); }
 
+// What could not be sent meanwhile follows.
+TEST_F(ControlPlaneTest, RankZeroThatWasStoppedIsNotLost) {
+  const pid_t rank0 = fork();
+  if (rank0 == 0) {
+    auto plane = Connect(0, 2);
+    if (!plane.ok()) _exit(1);
+    (*plane)->BeginStep();
+    (void)(*plane)->Exchange("", {}, {}, "plans", Ample());
+    (*plane)->BeginStep();
+    const bool goes_on = GatherAll(**plane, "of 0", "ids", Ample()).ok();
+    plane->reset();
+    _exit(goes_on ? 0 : 1);
+  }
+  MakeWorld(2, {1});
+  kill(rank0, SIGSTOP);
+  planes_[1]->BeginStep();
+  const std::string more_than_sockets_hold(size_t{48} << 20, 'x');
+  const Gathered late =
+      planes_[1]->Exchange(more_than_sockets_hold, {}, {}, "plans",
+                           In(std::chrono::milliseconds(100)));
+  ExpectStatus(late.status(), absl::StatusCode::kDeadlineExceeded,
+               "plans: rank 0 did not answer before the deadline");
+  kill(rank0, SIGCONT);
+  planes_[1]->BeginStep();
+  EXPECT_EQ(Joined(Gather(1)), "[of 0][of 1]");
+  planes_.clear();
+  int status = 0;
+  waitpid(rank0, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
 TEST_F(ControlPlaneTest, ManyRanksMeetInOneProcessWithFewDescriptors) {
   constexpr int32_t kRanks = 256;
   rlimit limit{};
