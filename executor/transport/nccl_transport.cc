@@ -432,8 +432,8 @@ std::string NcclTransport::Unfinished() {
 
 // What this rank alone makes, once.
 absl::Status NcclTransport::MakeTools() {
-  absl::Status status = device().MakeCurrent();
-  if (!status.ok() || has_tools_) return status;
+  if (has_tools_) return absl::OkStatus();
+  absl::Status status;
   const auto make = [&](auto& target, auto made) {
     if (made.ok()) target = *std::move(made);
     status.Update(made.status());
@@ -513,7 +513,7 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
   links_.fence.reset();
   links_.use.reset();
   has_given_up_ = false;
-  status = MakeLinks(edges, deadline);
+  status = device().WhileCurrent([&] { return MakeLinks(edges, deadline); });
   if (status.ok()) supervisor_.Connected();
   return status;
 }
@@ -568,12 +568,11 @@ absl::Status NcclTransport::Exchange(const ExchangeRound& round,
   const auto in_place = [&](const absl::Status& status) {
     return status.ok() ? status : InPlace(status, EnqueuedRounds::Text(round));
   };
-  return in_place(Outcome(in_place(Issue(round, stream))));
+  return in_place(Outcome(
+      in_place(device().WhileCurrent([&] { return Issue(round, stream); }))));
 }
 
 absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
-  absl::Status status = device().MakeCurrent();
-  if (!status.ok()) return status;
   absl::Span<const Operation> others = round.operations;
   std::vector<Operation> not_broadcast;
   const bool broadcasts =
@@ -588,7 +587,7 @@ absl::Status NcclTransport::Issue(const ExchangeRound& round, Stream stream) {
   // Before failures are looked for: after one, AwaitCapturedGroup sees this.
   if (is_captured_) SetCapturesGroup(true);
   const absl::StatusOr<size_t> entry = AddEnqueued(round);
-  status = entry.status();
+  absl::Status status = entry.status();
   // All ranks enqueue in this order, whatever they have of it. A graph may run
   // its branches in another, so that in a capture one comes after the other.
   if (status.ok() && broadcasts && !is_captured_) {

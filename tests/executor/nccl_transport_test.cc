@@ -549,6 +549,59 @@ TEST_F(NcclTransportTest, TheSupervisorsThreadMakesItsDeviceCurrent) {
   ends_.clear();
 }
 
+// A device that knows which one is current where NCCL is called.
+class CurrentDevice : public HostDevice {
+ public:
+  absl::Status MakeCurrent() override {
+    current_ = this;
+    return absl::OkStatus();
+  }
+  absl::Status WhileCurrent(absl::FunctionRef<absl::Status()> body) override {
+    ++made_current;
+    const CurrentDevice* const before = std::exchange(current_, this);
+    const absl::Status status = body();
+    current_ = before;
+    return status;
+  }
+  static const CurrentDevice* current() { return current_; }
+
+  std::atomic<int> made_current = 0;
+
+ private:
+  static thread_local const CurrentDevice* current_;
+};
+
+thread_local const CurrentDevice* CurrentDevice::current_ = nullptr;
+
+// A trainer may use another GPU on the same thread.
+TEST_F(NcclTransportTest, CallersKeepTheirCurrentDevice) {
+  CurrentDevice device, another;
+  ends_ = MakeNcclTransports(device, {0, 0});
+  AddEdge(0, 1, fb::Route::kPeer);
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    EXPECT_EQ(another.MakeCurrent(), absl::OkStatus());
+    absl::Status status = ends_[rank]->Connect({}, edges_[rank], Ample());
+    EXPECT_EQ(CurrentDevice::current(), &another);
+    char byte = 0;
+    const std::vector<Operation> one = {
+        {.kind = rank == 0 ? fb::MessageKind::kSend : fb::MessageKind::kRecv,
+         .peer = 1 - rank,
+         .data = reinterpret_cast<std::byte*>(&byte),
+         .size_bytes = 1}};
+    if (status.ok()) status = ends_[rank]->BeginRefit(Ample(), false);
+    if (status.ok()) {
+      status = ends_[rank]->Exchange({0, fb::Route::kPeer, one}, nullptr);
+    }
+    EXPECT_EQ(CurrentDevice::current(), &another);
+    if (status.ok()) status = ends_[rank]->EndRefit(nullptr);
+    return status.ok() ? ends_[rank]->Wait() : status;
+  });
+  for (const absl::Status& s : statuses) EXPECT_TRUE(s.ok()) << s;
+  // To connect, and for the round.
+  EXPECT_EQ(device.made_current, 2 * 2);
+  ends_.clear();
+}
+
 // A control plane that can be kept in BeginStep.
 class SlowControl : public ControlPlane {
  public:

@@ -210,6 +210,23 @@ void ExpectRefitOf(GpuWorld& world, int value) {
   });
 }
 
+// A trainer may have another GPU current on the thread that calls.
+TEST_P(RefitGpuTest, CallersKeepTheirCurrentGpu) {
+  if (CudaDeviceCount() < 2) GTEST_SKIP() << "needs two GPUs";
+  const PlanFile plan = Plan();
+  GpuWorld world(plan);
+  world.OnAllRanks([&](int32_t r) -> absl::Status {
+    const int other = (r + 1) % CudaDeviceCount();
+    EXPECT_EQ(cudaSetDevice(other), cudaSuccess);
+    absl::Status status = world.rank(r).executor().Connect(kTimeout);
+    if (status.ok()) status = world.rank(r).Refit().status();
+    int current = -1;
+    EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
+    EXPECT_EQ(current, other) << "rank " << r;
+    return status;
+  });
+}
+
 TEST_P(RefitGpuTest, RefitsAreLaunchedAsAGraph) {
   const PlanFile plan = Plan();
   GpuWorld world(plan);

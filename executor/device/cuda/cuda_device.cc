@@ -154,6 +154,11 @@ class CudaDevice : public Device {
     return CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice");
   }
 
+  absl::Status WhileCurrent(absl::FunctionRef<absl::Status()> body) override {
+    const ScopedDevice current(ordinal_);
+    return body();
+  }
+
   absl::Status MakeThreadOwn() override {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     absl::Status status = CudaStatus(cudaThreadExchangeStreamCaptureMode(&mode),

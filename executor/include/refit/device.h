@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -277,8 +278,14 @@ class Device {
   // calls here do not depend on it and leave it as it was.
   virtual absl::Status MakeCurrent() = 0;
 
-  // For a thread of Refit's own: the same, and the thread's calls disturb no
-  // capture of another thread from now on.
+  // Calls `body` while this is the calling thread's current device, and leaves
+  // that as it was.
+  virtual absl::Status WhileCurrent(absl::FunctionRef<absl::Status()> body) {
+    return body();
+  }
+
+  // For a thread of Refit's own: this is its current device from now on, and
+  // its calls disturb no capture of another thread.
   virtual absl::Status MakeThreadOwn() { return MakeCurrent(); }
 
   // What tells this device from all others of all hosts, also one part of a GPU
