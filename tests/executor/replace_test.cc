@@ -6,6 +6,8 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "refit/worker.h"
 #include "runner/rank_threads.h"
 #include "runner/value_check.h"
+#include "tests/executor/fake_nccl/fake_nccl.h"
 #include "tests/executor/nccl_world.h"
 
 namespace refit {
@@ -299,6 +302,160 @@ TEST_F(ReplaceTest, AClosedWorkerIsReplacedByNothing) {
               HasSubstr("rank 0: Replace while closed: make a new worker"));
   EXPECT_EQ(members_[0].worker->Replace({.plan = nullptr}, kAmple).code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// A control plane of a rank that does not hear that a refit is over: rank 0's
+// process died when it had told some of the others.
+class DeafControl : public ControlPlane {
+ public:
+  DeafControl(std::unique_ptr<ControlPlane> inner, const bool& is_deaf)
+      : inner_(std::move(inner)), is_deaf_(is_deaf) {}
+  int32_t rank() const override { return inner_->rank(); }
+  int32_t world_size() const override { return inner_->world_size(); }
+  uint64_t BeginStep(StepPurpose purpose) override {
+    return inner_->BeginStep(purpose);
+  }
+  bool TakeMissedStep() override { return inner_->TakeMissedStep(); }
+  absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
+      std::string_view mine, std::string_view what,
+      Deadline deadline) override {
+    auto heard = inner_->Compare(mine, what, deadline);
+    if (!is_deaf_ || what != "end of refit") return heard;
+    return absl::UnavailableError("rank 0 is gone: the connection was closed");
+  }
+  absl::StatusOr<std::vector<std::string>> Exchange(
+      std::string_view mine, absl::Span<const int32_t> to,
+      absl::Span<const int32_t> from, std::string_view what,
+      Deadline deadline) override {
+    return inner_->Exchange(mine, to, from, what, deadline);
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  void OnAbort(
+      std::function<void(uint64_t, const absl::Status&)> callback) override {
+    inner_->OnAbort(std::move(callback));
+  }
+
+ private:
+  const std::unique_ptr<ControlPlane> inner_;
+  const bool& is_deaf_;
+};
+
+class HalfToldTest : public ReplaceTest {
+ protected:
+  static constexpr int32_t kDeaf = 2;
+
+  Meeting MeetingOf(const TcpRendezvous& meeting, int32_t rank) {
+    TcpRendezvous mine = meeting;
+    mine.rank = rank;
+    return Meeting(std::make_unique<DeafControl>(
+        *ConnectTcp(mine, std::chrono::steady_clock::now() + kAmple),
+        rank == kDeaf ? is_deaf_ : never_));
+  }
+
+  std::vector<absl::Status> Refit() {
+    return OnAll([&](int32_t rank) {
+      fake_nccl_set_rank(rank);
+      Executor& executor = ExecutorOf(rank);
+      const absl::Status run = executor.Run(nullptr, {});
+      return run.ok() ? executor.Wait() : run;
+    });
+  }
+
+  // A refit whose end one rank does not hear of, which it alone takes for
+  // failed.
+  void RefitHalfTold() {
+    is_deaf_ = true;
+    const auto statuses = Refit();
+    is_deaf_ = false;
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(statuses[static_cast<size_t>(rank)].ok(), rank != kDeaf);
+    }
+    ExpectTornAlone();
+  }
+
+  void ExpectTornAlone() {
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(ExecutorOf(rank).state(),
+                rank == kDeaf ? ExecutorState::kTorn : ExecutorState::kBound);
+    }
+  }
+
+  // The next refit takes them for unequal: it sends all.
+  void ExpectWholeRefit() {
+    for (const absl::Status& status : Refit()) {
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(ExecutorOf(rank).state(), ExecutorState::kBound);
+      EXPECT_FALSE(ExecutorOf(rank).delta_report()->is_delta);
+    }
+  }
+
+  Executor& ExecutorOf(int32_t rank) {
+    return members_[static_cast<size_t>(rank)].worker->executor();
+  }
+
+ private:
+  bool is_deaf_ = false;
+  const bool never_ = false;
+};
+
+TEST_F(HalfToldTest, ARankThatDidNotHearTheEndIsTornUntilAWholeRefit) {
+  const auto plan = std::make_shared<PlanFile>(CompiledPlan(R"({
+    "model": {"parameters": [
+      {"name": "w", "shape": [64, 32], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 1}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 2}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"gpus_per_host": 1},
+    "options": {"delta": {"dense_every": 0, "check": false}}})"));
+  members_.resize(3);
+  const TcpRendezvous first = *LoopbackRendezvous(3);
+  for (const absl::Status& status : OnAll([&](int32_t rank) {
+         fake_nccl_set_rank(rank);
+         Member& member = members_[static_cast<size_t>(rank)];
+         const auto device = std::make_shared<HostDevice>();
+         member.tensors = TensorsOfRank(*plan, rank);
+         for (BoundTensor& tensor : member.tensors) {
+           member.memory.push_back(*device->Allocate(tensor.size_bytes));
+           tensor.data = member.memory.back()->data();
+         }
+         member.worker = *Worker::Create({.plan = plan,
+                                          .device = device,
+                                          .meeting = MeetingOf(first, rank),
+                                          .wire = Wire::kNccl,
+                                          .executor = {.rank = rank}});
+         const absl::Status status = ExecutorOf(rank).Connect(kAmple);
+         return status.ok() ? ExecutorOf(rank).Bind(member.tensors, kAmple)
+                            : status;
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  ExpectWholeRefit();
+
+  RefitHalfTold();
+  for (const absl::Status& status : OnAll([&](int32_t rank) {
+         fake_nccl_set_rank(rank);
+         return ExecutorOf(rank).Connect(kAmple);
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  ExpectTornAlone();
+  ExpectWholeRefit();
+
+  RefitHalfTold();
+  const TcpRendezvous second = *LoopbackRendezvous(3);
+  for (const absl::Status& status : OnAll([&](int32_t rank) {
+         fake_nccl_set_rank(rank);
+         return members_[static_cast<size_t>(rank)].worker->Replace(
+             {.plan = plan, .rank = rank, .meeting = MeetingOf(second, rank)},
+             kAmple);
+       })) {
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  ExpectTornAlone();
+  ExpectWholeRefit();
 }
 
 }  // namespace
