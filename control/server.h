@@ -40,6 +40,7 @@ class ControlServer {
   // again; those that have met, that the server has closed.
   void Stop();
 
+  uint64_t id_name() const { return id_name_; }
   // Whether all ranks have met, also if they have left since. Thread-safe.
   bool has_met() const { return has_met_; }
   // Whether its thread has ended. Thread-safe.

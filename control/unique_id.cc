@@ -153,6 +153,17 @@ class HostedMeetings {
     }
   }
 
+  HostedMeeting Find(uint64_t id_name) {
+    std::lock_guard lock(mutex_);
+    for (const auto& meeting : meetings_) {
+      if (meeting->id_name() != id_name) continue;
+      // In this order: what ends after it has met has met.
+      const bool is_over = meeting->is_over();
+      return {.has_met = meeting->has_met(), .is_over = is_over};
+    }
+    return {};
+  }
+
  private:
   std::mutex mutex_;
   std::vector<std::unique_ptr<control::ControlServer>> meetings_;
@@ -191,6 +202,11 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
   if (!server.ok()) return server.status();
   TheHosted().Add(*std::move(server));
   return made->id;
+}
+
+HostedMeeting MeetingHostedHere(const UniqueId& id) {
+  const absl::StatusOr<TcpRendezvous> place = RendezvousFromUniqueId(id, 0, 1);
+  return place.ok() ? TheHosted().Find(place->id_name) : HostedMeeting();
 }
 
 absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,

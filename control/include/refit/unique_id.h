@@ -39,6 +39,15 @@ absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host = {});
 absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
                                      std::string_view host = {});
 
+// Of a meeting that this process hosts: whether all ranks have met, and whether
+// it is over, because they have left or somebody has ended it. One that this
+// process does not host, or no longer, is over. Thread-safe.
+struct HostedMeeting {
+  bool has_met = false;
+  bool is_over = true;
+};
+HostedMeeting MeetingHostedHere(const UniqueId& id);
+
 // The meeting of `id`, for ConnectTcp: rank 0's creates it, unless it is
 // hosted, any number of times if meetings fail. Error: kInvalidArgument, bytes
 // that are no id of Refit.
