@@ -188,12 +188,12 @@ def main() -> None:
     world.tell("start")
     world.place()
     version, during = 0, 0
-    first = usage = world.tell("usage")
+    first = settled = usage = world.tell("usage")
     told: list[float] = []
     replaced: list[float] = []
     whole_again: list[float] = []
     joined: list[float] = []
-    for _ in range(given.kills):
+    for kill in range(given.kills):
         for _ in range(given.refits):
             version += 1
             world.refit(version)
@@ -222,12 +222,16 @@ def main() -> None:
         joined.append(time.monotonic() - start)
         world.tell("compare", given.rows, version)
         usage = world.tell("usage")
+        if kill == given.kills // 10:
+            settled = usage
     print(f"{given.kills} engines killed, {during} of them during a refit; {version} refits, every byte right")
     print(shown("until all others hold the new version", whole_again))
     print(shown("  of that, until all know of the loss", told))
     print(shown("  of that, to replace the plan", replaced))
     print(shown("another joins, and the first refit", joined))
-    print(f"trainer 0: {first[0][0]} to {usage[0][0]} MiB, {first[0][1]} to {usage[0][1]} descriptors")
+    for rank in range(given.trainers):
+        for when, (mib, descriptors) in (("first", first[rank]), ("settled", settled[rank]), ("last", usage[rank])):
+            print(f"trainer {rank}, {when + ':':<9}{mib:5} MiB {descriptors:4} descriptors")
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ absl::Status Worker::Load(WorkerOptions options) {
   if (executor_ != nullptr) {
     if (executor_->bound() != nullptr) kept_ = executor_->bound();
     executor_->Close([&] { left = transport_->Leave(); });
+    (*transport)->TakeLinks(*transport_);
   }
   executor_ = *std::move(executor);
   transport_ = *std::move(transport);

@@ -13,7 +13,7 @@ namespace refit::ucx {
 namespace {
 
 constexpr unsigned kApiMajor = 1;
-constexpr unsigned kApiMinor = 10;
+constexpr unsigned kApiMinor = 12;
 constexpr char kLibraryVariable[] = "REFIT_UCX_LIBRARY";
 constexpr char kLibraryName[] = "libucp.so.0";
 
@@ -80,8 +80,11 @@ const char* FindFunctions(void* handle, Api& api) {
   symbols.Find("ucp_worker_arm", api.WorkerArm);
   symbols.Find("ucp_worker_flush_nbx", api.WorkerFlush);
   symbols.Find("ucp_ep_create", api.EndpointCreate);
+  symbols.Find("ucp_ep_close_nbx", api.EndpointClose);
   symbols.Find("ucp_tag_send_sync_nbx", api.TagSendSync);
   symbols.Find("ucp_tag_recv_nbx", api.TagReceive);
+  symbols.Find("ucp_tag_probe_nb", api.TagProbe);
+  symbols.Find("ucp_tag_msg_recv_nbx", api.TagMessageReceive);
   symbols.Find("ucp_request_cancel", api.RequestCancel);
   symbols.Find("ucp_request_free", api.RequestFree);
   symbols.Find("ucs_status_string", api.StatusString);

@@ -1,6 +1,6 @@
 // The functions of libucp that the transport calls, reached at run time.
 //
-// The declarations are those of ucp.h 1.10. Later versions of libucp.so.0 take
+// The declarations are those of ucp.h 1.12. Later versions of libucp.so.0 take
 // them too: the structs carry masks of the fields that the caller has set, and
 // the library reads only those.
 #ifndef REFIT_EXECUTOR_TRANSPORT_UCX_API_H_
@@ -20,6 +20,7 @@ using Context = struct OpaqueContext*;
 using Worker = struct OpaqueWorker*;
 using Endpoint = struct OpaqueEndpoint*;
 using Address = struct OpaqueAddress;
+using Message = struct OpaqueMessage*;
 using Tag = uint64_t;
 
 // ucs_status_t. Negative values are errors; versions add codes.
@@ -75,11 +76,20 @@ struct WorkerParams {
 // ucp_ep_params_t, as far as it is used.
 struct EndpointParams {
   static constexpr uint64_t kRemoteAddress = 1 << 0;
+  static constexpr uint64_t kErrorMode = 1 << 1;
+  static constexpr uint64_t kErrorHandler = 1 << 2;
 
   uint64_t field_mask = 0;
   const Address* address = nullptr;
-  uint64_t reserved[16] = {};  // handling of errors, socket addresses and more
+  int error_mode = 0;  // kErrorModePeer, or none
+  void (*error_handler)(void* argument, Endpoint endpoint,
+                        Status status) = nullptr;
+  void* error_argument = nullptr;
+  uint64_t reserved[16] = {};  // socket addresses and more
 };
+
+// Sends to a peer that is gone end with an error, and EndpointClose may force.
+inline constexpr int kErrorModePeer = 1;
 
 // ucp_tag_recv_info_t
 struct ReceiveInfo {
@@ -95,6 +105,7 @@ using ReceiveCallback = void (*)(void* request, Status status,
 struct RequestParam {
   static constexpr uint32_t kCallback = 1 << 1;
   static constexpr uint32_t kUserData = 1 << 2;
+  static constexpr uint32_t kFlags = 1 << 4;
   static constexpr uint32_t kMemoryType = 1 << 6;
   static constexpr uint32_t kNoImmediateCompletion = 1 << 16;
 
@@ -112,6 +123,9 @@ struct RequestParam {
   void* receive_info = nullptr;
   void* memory_handle = nullptr;
 };
+
+// Of RequestParam::flags: what is under way on an endpoint ends with an error.
+inline constexpr uint32_t kForceClose = 1 << 0;
 
 struct Api {
   // All of these are there after Load.
@@ -139,11 +153,18 @@ struct Api {
                                const RequestParam* param) = nullptr;
   Status (*EndpointCreate)(Worker worker, const EndpointParams* params,
                            Endpoint* endpoint) = nullptr;
+  StatusPointer (*EndpointClose)(Endpoint endpoint,
+                                 const RequestParam* param) = nullptr;
   StatusPointer (*TagSendSync)(Endpoint endpoint, const void* data,
                                size_t count, Tag tag,
                                const RequestParam* param) = nullptr;
   StatusPointer (*TagReceive)(Worker worker, void* data, size_t count, Tag tag,
                               Tag mask, const RequestParam* param) = nullptr;
+  Message (*TagProbe)(Worker worker, Tag tag, Tag mask, int remove,
+                      ReceiveInfo* info) = nullptr;
+  StatusPointer (*TagMessageReceive)(Worker worker, void* data, size_t count,
+                                     Message message,
+                                     const RequestParam* param) = nullptr;
   void (*RequestCancel)(Worker worker, void* request) = nullptr;
   void (*RequestFree)(void* request) = nullptr;
   const char* (*StatusString)(Status status) = nullptr;
@@ -156,7 +177,7 @@ struct Api {
 // REFIT_UCX_LIBRARY names, else libucp.so.0 as the loader finds it. It stays
 // loaded. A copy that this loads writes its log to the standard error instead
 // of the standard output. Errors: kNotFound, with what was tried;
-// kUnimplemented, older than 1.10 or a function is missing, with version and
+// kUnimplemented, older than 1.12 or a function is missing, with version and
 // file.
 absl::StatusOr<Api> Load();
 

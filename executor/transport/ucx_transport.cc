@@ -52,6 +52,7 @@ class UcxTransport : public Transport {
   // Every call above returns when its work is done.
   absl::Status Wait() override { return absl::OkStatus(); }
   void Abort(const absl::Status& status) override;
+  void TakeLinks(Transport& earlier) override;
   absl::Status Leave() override {
     meeting_.Close();
     return absl::OkStatus();
@@ -71,14 +72,15 @@ class UcxTransport : public Transport {
 
   absl::Status CheckEdges(absl::Span<const Edge> edges) const;
   absl::Status AgreeOnVersion(bool takes_part, Deadline deadline);
-  absl::Status MakeWorker(const std::vector<int32_t>& peers,
-                          std::string& address);
+  absl::Status MeetPeers(const std::vector<int32_t>& peers, Deadline deadline);
   absl::Status TouchEdges(absl::Span<const Edge> edges, Deadline deadline);
 
   const std::unique_ptr<WakeSignal> wake_;
   std::optional<ucx::Api> api_;
-  // Null until Connect, after a failed refit, and on a rank without edges.
+  // Null until Connect, on a rank without edges, and if a failed refit broke
+  // it.
   std::unique_ptr<UcxWorker> worker_;
+  bool is_met_ = false;  // the last Connect with worker_ succeeded
   // The last that this rank did was a Connect or a refit, and succeeded.
   bool is_whole_ = false;
   Deadline deadline_;  // of the refit
@@ -168,7 +170,7 @@ absl::Status UcxTransport::Fail(const absl::Status& status) {
   }
   const absl::Status failure = failure_;
   lock.unlock();
-  worker_.reset();
+  if (worker_ != nullptr && !worker_->End()) worker_.reset();
   return failure;
 }
 
@@ -187,7 +189,9 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   absl::Status status = meeting_.Meet(deadline);
   if (!status.ok()) return status;
   is_whole_ = false;
-  worker_.reset();
+  // A worker whose peers may not have met it has to go.
+  if (!is_met_) worker_.reset();
+  is_met_ = false;
   status = Handshake(record, deadline);
   if (!status.ok()) return status;
   std::set<int32_t> distinct;
@@ -197,21 +201,13 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   if (!status.ok()) return Fail(status);
   status = AgreeOnVersion(!peers.empty(), deadline);
   if (!status.ok()) return status;
-  std::string address;
-  status = MakeWorker(peers, address);
+  status = MeetPeers(peers, deadline);
   if (!status.ok()) return Fail(status);
-  const absl::StatusOr<std::vector<std::string>> addresses =
-      control().Exchange(address, peers, peers, "UCX addresses", deadline);
-  if (!addresses.ok()) return Fail(addresses.status());
-  for (size_t i = 0; i < peers.size(); ++i) {
-    status = worker_->AddPeer(peers[i], (*addresses)[i]);
-    if (!status.ok()) return Fail(status);
-  }
   status = TouchEdges(edges, deadline);
   if (!status.ok()) return status;
   status = control().Compare("", "touching the edges", deadline).status();
   if (!status.ok()) return Fail(status);
-  is_whole_ = true;
+  is_whole_ = is_met_ = true;
   return absl::OkStatus();
 }
 
@@ -245,17 +241,33 @@ absl::Status UcxTransport::AgreeOnVersion(bool takes_part, Deadline deadline) {
                    text((*versions)[1]))));
 }
 
-absl::Status UcxTransport::MakeWorker(const std::vector<int32_t>& peers,
-                                      std::string& address) {
-  if (peers.empty()) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<UcxWorker>> worker =
-      UcxWorker::Create(*api_, *wake_, rank(), peers.size());
-  if (!worker.ok()) return worker.status();
-  worker_ = *std::move(worker);
-  absl::StatusOr<std::string> mine = worker_->Address();
-  if (!mine.ok()) return mine.status();
-  address = *std::move(mine);
-  return absl::OkStatus();
+absl::Status UcxTransport::MeetPeers(const std::vector<int32_t>& peers,
+                                     Deadline deadline) {
+  std::string mine;
+  if (peers.empty()) {
+    worker_.reset();
+  } else {
+    if (worker_ == nullptr) {
+      absl::StatusOr<std::unique_ptr<UcxWorker>> worker =
+          UcxWorker::Create(*api_, peers.size());
+      if (!worker.ok()) return worker.status();
+      worker_ = *std::move(worker);
+    }
+    absl::StatusOr<std::string> told = worker_->Introduce(rank(), *wake_);
+    if (!told.ok()) return told.status();
+    mine = *std::move(told);
+  }
+  const absl::StatusOr<std::vector<std::string>> introductions =
+      control().Exchange(mine, peers, peers, "UCX addresses", deadline);
+  if (!introductions.ok() || worker_ == nullptr) return introductions.status();
+  return worker_->Meet(peers, *introductions);
+}
+
+void UcxTransport::TakeLinks(Transport& earlier) {
+  auto* const ucx = dynamic_cast<UcxTransport*>(&earlier);
+  if (ucx == nullptr) return;
+  worker_ = std::move(ucx->worker_);
+  is_met_ = ucx->is_met_;
 }
 
 // UCX connects an edge when it is first used.

@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
+#include <random>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "control/compared_structs.h"
 #include "control/waiting.h"
 #include "refit/control_plane.h"
 
@@ -27,19 +28,46 @@ constexpr std::chrono::microseconds kPollTime(20);
 // Progress calls between two looks at the clock.
 constexpr int kProgressMax = 1000;
 
-// Calls to let UCX end what was cancelled.
-constexpr int kProgressAfterCancel = 100;
-
 // How long receives that are given up have to end. An adapter may still read
 // into one; one whose peer is gone never ends, and nobody writes into it.
 constexpr std::chrono::seconds kEndTime(1);
 
-// A tag is the sender's rank and the number of the message between the two.
-constexpr int kSequenceBits = 44;
-static_assert(TcpRendezvous::kWorldSizeMax <= 1 << (64 - kSequenceBits));
+// How long endpoints have to close. Those to a peer whose shared memory was
+// full when it died never do.
+constexpr std::chrono::milliseconds kCloseTime(100);
 
-ucx::Tag TagOf(int32_t sender, uint64_t sequence) {
-  return static_cast<ucx::Tag>(sender) << kSequenceBits | sequence;
+// A tag is the receiver's epoch, the sender's rank and the number of the
+// message between the two. Epoch and number wrap: no message is that late.
+constexpr int kRankBits = 20;
+constexpr int kSequenceBits = 28;
+static_assert(TcpRendezvous::kWorldSizeMax <= 1 << kRankBits);
+
+ucx::Tag TagOf(uint16_t epoch, int32_t sender, uint64_t sequence) {
+  return ucx::Tag{epoch} << (kRankBits + kSequenceBits) |
+         static_cast<ucx::Tag>(sender) << kSequenceBits |
+         (sequence & ((ucx::Tag{1} << kSequenceBits) - 1));
+}
+
+// What a worker tells its peers of itself.
+struct UcxIntroduction {
+  uint64_t id = 0;
+  uint16_t epoch = 0;
+  std::vector<uint64_t> reached = {};  // workers that it has an endpoint to
+  std::string address = {};
+};
+
+void WriteFields(const UcxIntroduction& value, PayloadWriter& writer) {
+  writer.U64(value.id).U16(value.epoch).U64(value.reached.size());
+  for (const uint64_t id : value.reached) writer.U64(id);
+  writer.String(value.address);
+}
+
+void ReadFields(PayloadReader& reader, UcxIntroduction& value) {
+  value.id = reader.U64();
+  value.epoch = reader.U16();
+  value.reached.resize(reader.Count(sizeof(uint64_t)));
+  for (uint64_t& id : value.reached) id = reader.U64();
+  value.address = reader.String();
 }
 
 }  // namespace
@@ -61,36 +89,42 @@ void WakeSignal::Clear() const {
   (void)!eventfd_read(fd(), &count);
 }
 
-// Who receives a large message has to read it. An address that a peer was given
-// to write to would be good after this rank has given the message up. UCX has
-// receivers read by default, but chooses by its estimates where there is RDMA.
-// TCP cannot read; its writes are done by the receiver's own thread.
-static const char* RendezvousScheme() {
-  std::error_code error;
-  const std::filesystem::directory_iterator devices("/sys/class/infiniband",
-                                                    error);
-  const bool has_rdma =
-      !error && devices != std::filesystem::directory_iterator();
-  return has_rdma ? "get_zcopy" : "auto";
-}
-
 static ucx::Status MakeContext(const ucx::Api& api,
                                const ucx::ContextParams& params,
                                ucx::Context* context) {
+  const std::pair<const char*, const char*> settings[] = {
+      // Who receives a large message reads it. An address that a peer was given
+      // to write to would be good after this rank has given the message up.
+      {"RNDV_SCHEME", "get_zcopy"},
+      // Endpoints that can be closed whatever became of the peer, within a host
+      // too. The control plane notices a peer's death.
+      {"MM_ERROR_HANDLING", "y"},
+      {"MEMORY_INVALIDATE", "y"},
+      {"KEEPALIVE_INTERVAL", "inf"},
+      // UCX, up to 1.19 at least, ends the process when a peer dies while TCP
+      // sends to it without a copy. Copies are cheaper in larger segments.
+      {"PUT_ENABLE", "n"},
+      {"ZCOPY_THRESH", "inf"},
+      {"TX_SEG_SIZE", "128k"},
+      {"RX_SEG_SIZE", "128k"}};
   ucx::Config config = nullptr;
   ucx::Status status = api.ConfigRead(nullptr, nullptr, &config);
   if (status < ucx::kOk) return status;
-  status = api.ConfigModify(config, "RNDV_SCHEME", RendezvousScheme());
+  for (const auto& [name, value] : settings) {
+    if (status >= ucx::kOk) status = api.ConfigModify(config, name, value);
+  }
   if (status >= ucx::kOk) {
-    status = api.InitVersion(1, 10, &params, config, context);
+    status = api.InitVersion(1, 12, &params, config, context);
   }
   api.ConfigRelease(config);
   return status;
 }
 
 absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
-    const ucx::Api& api, const WakeSignal& wake, int32_t rank, size_t peers) {
-  std::unique_ptr<UcxWorker> made(new UcxWorker(api, wake, rank));
+    const ucx::Api& api, size_t peers) {
+  std::random_device random;
+  const uint64_t id = uint64_t{random()} << 32 | random();
+  std::unique_ptr<UcxWorker> made(new UcxWorker(api, id));
   ucx::ContextParams params;
   params.field_mask =
       ucx::ContextParams::kFeatures | ucx::ContextParams::kEstimatedEndpoints;
@@ -98,6 +132,8 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
   params.estimated_endpoints = peers;
   ucx::Status status = MakeContext(api, params, &made->context_);
   if (status < ucx::kOk) return StatusOf(api, status, "ucp_init");
+  // UCX has a warning for settings of ways that it does not take.
+  const ucx::QuietLog quiet;
   ucx::WorkerParams worker_params;
   worker_params.field_mask = ucx::WorkerParams::kThreadMode;
   worker_params.thread_mode = ucx::kThreadSerialized;
@@ -109,39 +145,64 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
 }
 
 UcxWorker::~UcxWorker() {
-  // UCX has a warning for each message that is given up.
+  for (const auto& [id, peer] : peers_) peer->failed = true;
+  if (worker_ != nullptr && !is_broken_) End();
+  // What a peer that is gone sent half of is never received, and UCX may end a
+  // process that frees such a request. The worker is left then.
+  if (IsReceiving()) return;
   const ucx::QuietLog quiet;
-  const bool had_failed = has_failed_;
-  for (const Pending& pending : pending_) {
-    if (pending.done || pending.request == nullptr) continue;
-    api_.RequestCancel(worker_, pending.request);
-  }
-  const Deadline end = Clock::now() + kEndTime;
-  const auto is_receiving = [](const Pending& pending) {
-    return !pending.done && pending.request != nullptr && pending.receives;
-  };
-  const bool cancelled =
-      std::any_of(pending_.begin(), pending_.end(), [](const Pending& pending) {
-        return !pending.done && pending.request != nullptr;
-      });
-  for (int i = 0; cancelled && i < kProgressAfterCancel; ++i) {
-    api_.WorkerProgress(worker_);
-  }
-  while (std::any_of(pending_.begin(), pending_.end(), is_receiving) &&
-         Clock::now() < end) {
-    api_.WorkerProgress(worker_);
-  }
-  // UCX ends the process when it destroys a worker with requests that it cannot
-  // end, as when a peer died while its memory was read. Such a worker is left.
-  const bool is_whole =
-      !had_failed && std::all_of(pending_.begin(), pending_.end(),
-                                 [](const Pending& p) { return p.done; });
-  if (!is_whole) return;
   if (worker_ != nullptr) api_.WorkerDestroy(worker_);
   if (context_ != nullptr) api_.Cleanup(context_);
 }
 
-absl::StatusOr<std::string> UcxWorker::Address() const {
+bool UcxWorker::IsReceiving() const {
+  return std::any_of(
+      pending_.begin(), pending_.end(),
+      [](const Pending& pending) { return pending.receives && !pending.done; });
+}
+
+bool UcxWorker::End() {
+  // UCX has a warning for each message that is given up.
+  const ucx::QuietLog quiet;
+  for (const Pending& pending : pending_) {
+    if (pending.done && pending.status == ucx::kOk) continue;
+    if (!pending.done && pending.receives) {
+      api_.RequestCancel(worker_, pending.request);
+    }
+    // A flush is of all peers.
+    for (const auto& [rank, peer] : by_rank_) {
+      peer->failed |= pending.peer == rank || pending.peer < 0;
+    }
+  }
+  for (const auto& [id, peer] : peers_) {
+    if (peer->failed) Close(*peer);
+  }
+  absl::erase_if(by_rank_,
+                 [](const auto& peer) { return peer.second->failed; });
+  std::erase_if(peers_, [](const auto& peer) { return peer.second->failed; });
+  const auto progress_while = [&](auto condition, Deadline end) {
+    while (condition() && Clock::now() < end) api_.WorkerProgress(worker_);
+  };
+  const auto is_open = [this] { return open_ > 0; };
+  progress_while([this] { return IsReceiving(); }, Clock::now() + kEndTime);
+  progress_while(is_open, Clock::now() + kCloseTime);
+  if (!is_open()) {
+    PostFlush();
+    progress_while(is_open, Clock::now() + kCloseTime);
+  }
+  is_broken_ = open_ > 0;
+  return !is_broken_;
+}
+
+absl::StatusOr<std::string> UcxWorker::Introduce(int32_t rank,
+                                                 const WakeSignal& wake) {
+  Drop();
+  rank_ = rank;
+  wake_ = &wake;
+  UcxIntroduction introduction{.id = id_, .epoch = ++epoch_};
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->failed) introduction.reached.push_back(id);
+  }
   ucx::Address* address = nullptr;
   size_t size_bytes = 0;
   const ucx::Status status =
@@ -149,23 +210,92 @@ absl::StatusOr<std::string> UcxWorker::Address() const {
   if (status < ucx::kOk) {
     return StatusOf(api_, status, "ucp_worker_get_address");
   }
-  const std::string bytes(reinterpret_cast<const char*>(address), size_bytes);
+  introduction.address.assign(reinterpret_cast<const char*>(address),
+                              size_bytes);
   api_.WorkerReleaseAddress(worker_, address);
-  return bytes;
+  return StructBytes(introduction);
 }
 
-absl::Status UcxWorker::AddPeer(int32_t peer, std::string_view address) {
-  ucx::EndpointParams params;
-  params.field_mask = ucx::EndpointParams::kRemoteAddress;
-  params.address = reinterpret_cast<const ucx::Address*>(address.data());
-  const ucx::Status status =
-      api_.EndpointCreate(worker_, &params, &peers_[peer].endpoint);
-  if (status < ucx::kOk) {
-    const absl::Status failed = StatusOf(api_, status, "ucp_ep_create");
-    return absl::Status(failed.code(), absl::StrCat("reaching rank ", peer,
-                                                    ": ", failed.message()));
+// Receives what came and was never received into no memory, so that UCX frees
+// it.
+void UcxWorker::Drop() const {
+  const ucx::QuietLog quiet;
+  for (int i = 0; i < kProgressMax && api_.WorkerProgress(worker_) != 0; ++i) {
+  }
+  const RequestParam param;
+  ucx::ReceiveInfo info;
+  while (ucx::Message message = api_.TagProbe(worker_, 0, 0, 1, &info)) {
+    const ucx::StatusPointer receiving =
+        api_.TagMessageReceive(worker_, nullptr, 0, message, &param);
+    if (ucx::IsRequest(receiving)) api_.RequestFree(receiving);
+  }
+}
+
+absl::Status UcxWorker::Meet(absl::Span<const int32_t> ranks,
+                             absl::Span<const std::string> introductions) {
+  std::vector<UcxIntroduction> told;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    absl::StatusOr<UcxIntroduction> one = ReadStruct<UcxIntroduction>(
+        introductions[i], ranks[i], "UCX addresses");
+    if (!one.ok()) return one.status();
+    told.push_back(*std::move(one));
+  }
+  std::map<uint64_t, std::unique_ptr<Peer>> earlier = std::move(peers_);
+  peers_.clear();
+  by_rank_.clear();
+  for (const auto& one : told) {
+    const auto found = earlier.find(one.id);
+    if (found != earlier.end() && !found->second->failed &&
+        absl::c_linear_search(one.reached, id_)) {
+      peers_.insert(earlier.extract(found));
+    }
+  }
+  for (const auto& [id, peer] : earlier) Close(*peer);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    std::unique_ptr<Peer>& peer = peers_[told[i].id];
+    if (peer == nullptr) {
+      peer = std::make_unique<Peer>();
+      absl::Status status = Reach(ranks[i], told[i].address, *peer);
+      if (!status.ok()) return status;
+    }
+    peer->epoch = told[i].epoch;
+    peer->sends = peer->receives = 0;
+    by_rank_[ranks[i]] = peer.get();
   }
   return absl::OkStatus();
+}
+
+absl::Status UcxWorker::Reach(int32_t rank, std::string_view address,
+                              Peer& peer) const {
+  ucx::EndpointParams params;
+  params.field_mask = ucx::EndpointParams::kRemoteAddress |
+                      ucx::EndpointParams::kErrorMode |
+                      ucx::EndpointParams::kErrorHandler;
+  params.address = reinterpret_cast<const ucx::Address*>(address.data());
+  params.error_mode = ucx::kErrorModePeer;
+  params.error_handler = OnFailed;
+  params.error_argument = &peer;
+  const ucx::Status status =
+      api_.EndpointCreate(worker_, &params, &peer.endpoint);
+  if (status >= ucx::kOk) return absl::OkStatus();
+  const absl::Status failed = StatusOf(api_, status, "ucp_ep_create");
+  return absl::Status(failed.code(), absl::StrCat("reaching rank ", rank, ": ",
+                                                  failed.message()));
+}
+
+void UcxWorker::Close(const Peer& peer) const {
+  if (peer.endpoint == nullptr) return;
+  RequestParam param;
+  param.attributes = RequestParam::kFlags;
+  param.flags = ucx::kForceClose;
+  const ucx::StatusPointer closing = api_.EndpointClose(peer.endpoint, &param);
+  if (ucx::IsRequest(closing)) api_.RequestFree(closing);
+}
+
+// Sends to the peer end with an error. Whoever receives from it hears of its
+// end from the control plane.
+void UcxWorker::OnFailed(void* peer, ucx::Endpoint, ucx::Status) {
+  static_cast<Peer*>(peer)->failed = true;
 }
 
 void UcxWorker::Finish(Pending& pending, ucx::Status status,
@@ -175,7 +305,6 @@ void UcxWorker::Finish(Pending& pending, ucx::Status status,
   pending.received = received;
   --open_;
   failed_ |= status < ucx::kOk;
-  has_failed_ |= status < ucx::kOk;
 }
 
 void UcxWorker::OnSent(void* request, ucx::Status status, void* pending) {
@@ -198,7 +327,7 @@ void UcxWorker::Post(const Operation& operation, Pending& pending) {
                      RequestParam::kMemoryType |
                      RequestParam::kNoImmediateCompletion;
   param.user_data = &pending;
-  Peer& peer = peers_.at(operation.peer);
+  Peer& peer = *by_rank_.at(operation.peer);
   pending.peer = operation.peer;
   pending.receives = operation.kind == fb::MessageKind::kRecv;
   ucx::StatusPointer posted = nullptr;
@@ -206,11 +335,11 @@ void UcxWorker::Post(const Operation& operation, Pending& pending) {
     param.callback.send = OnSent;
     posted =
         api_.TagSendSync(peer.endpoint, operation.data, operation.size_bytes,
-                         TagOf(rank_, peer.sends++), &param);
+                         TagOf(peer.epoch, rank_, peer.sends++), &param);
   } else {
     param.callback.receive = OnReceived;
     posted = api_.TagReceive(worker_, operation.data, operation.size_bytes,
-                             TagOf(operation.peer, peer.receives++),
+                             TagOf(epoch_, operation.peer, peer.receives++),
                              ~ucx::Tag{0}, &param);
   }
   if (ucx::IsRequest(posted)) {
@@ -259,8 +388,7 @@ UcxWorker::Failure UcxWorker::Exchange(absl::Span<const Operation> operations,
           .operation = static_cast<size_t>(waits - pending_.begin())};
 }
 
-absl::Status UcxWorker::Flush(Deadline deadline,
-                              const Interruption& interruption) {
+void UcxWorker::PostFlush() {
   pending_.assign(1, Pending{.worker = this});
   open_ = 1;
   RequestParam param;
@@ -271,6 +399,11 @@ absl::Status UcxWorker::Flush(Deadline deadline,
   if (!ucx::IsRequest(posted)) {
     Finish(pending_[0], ucx::StatusOfPointer(posted), 0);
   }
+}
+
+absl::Status UcxWorker::Flush(Deadline deadline,
+                              const Interruption& interruption) {
+  PostFlush();
   const absl::Status status = Await(deadline, interruption);
   return pending_[0].done
              ? StatusOf(api_, pending_[0].status, "ucp_worker_flush")
@@ -326,12 +459,12 @@ absl::Status UcxWorker::Sleep(Deadline until) const {
   if (armed == ucx::kBusy) return absl::OkStatus();
   if (armed < ucx::kOk) return StatusOf(api_, armed, "ucp_worker_arm");
   pollfd fds[] = {{.fd = event_fd_, .events = POLLIN, .revents = 0},
-                  {.fd = wake_.fd(), .events = POLLIN, .revents = 0}};
+                  {.fd = wake_->fd(), .events = POLLIN, .revents = 0}};
   const auto left = std::clamp<std::chrono::nanoseconds>(
       until - Clock::now(), std::chrono::nanoseconds(0), std::chrono::hours(1));
   const timespec time = {.tv_sec = left.count() / 1'000'000'000,
                          .tv_nsec = left.count() % 1'000'000'000};
-  if (ppoll(fds, 2, &time, nullptr) > 0 && fds[1].revents != 0) wake_.Clear();
+  if (ppoll(fds, 2, &time, nullptr) > 0 && fds[1].revents != 0) wake_->Clear();
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -37,10 +38,11 @@ class WakeSignal {
   const FileDescriptor fd_;
 };
 
-// All of it is one thread's at a time. The calls that wait end with an error
-// when `interruption` returns one (a WakeSignal makes it be asked) or the
-// thread is interrupted, and at the deadline; the worker is of no more use
-// then.
+// All of it is one thread's at a time. It outlives plans and their failures: at
+// each Connect, Introduce and Meet start an epoch, in which messages of earlier
+// ones are not received. The calls that wait end with an error when
+// `interruption` returns one (a WakeSignal makes it be asked) or the thread is
+// interrupted, and at the deadline; End comes next then.
 class UcxWorker {
  public:
   // What failed, and with which operation.
@@ -49,20 +51,23 @@ class UcxWorker {
     size_t operation = 0;
   };
 
-  // `api` and `wake` must outlive it. `peers` is how many it will have.
-  static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(
-      const ucx::Api& api, const WakeSignal& wake, int32_t rank, size_t peers);
-  // Messages under way are given up: nobody writes into this rank's memory
-  // after that, unless a read that this rank began takes longer than a second.
-  // Peers may go on reading it.
+  // `peers` is about how many it will have.
+  static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(const ucx::Api& api,
+                                                           size_t peers);
+  // As End.
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
   UcxWorker& operator=(const UcxWorker&) = delete;
 
-  // How peers reach this worker.
-  absl::StatusOr<std::string> Address() const;
-  // Before the first operation with `peer`.
-  absl::Status AddPeer(int32_t peer, std::string_view address);
+  // What the peers of `rank` need for Meet. Drops what earlier epochs sent.
+  // `wake` is used until the next call.
+  absl::StatusOr<std::string> Introduce(int32_t rank, const WakeSignal& wake);
+  // Reaches these ranks, and no others any more. `introductions` are theirs. An
+  // endpoint stays if both ends have kept it. After an error, or if a peer has
+  // one, this worker must go: UCX counts endpoints between two workers, and
+  // would confuse them if the ends count differently.
+  absl::Status Meet(absl::Span<const int32_t> ranks,
+                    absl::Span<const std::string> introductions);
 
   // Returns when all operations are done: a send, when its peer receives. The
   // k-th send to a peer meets the k-th receive there.
@@ -71,10 +76,18 @@ class UcxWorker {
   // Returns when what was sent needs this thread no more.
   absl::Status Flush(Deadline deadline, const Interruption& interruption);
 
+  // Gives up the messages under way, and closes the endpoints they are of.
+  // Nobody writes into this rank's memory after that, unless a read that this
+  // rank began takes longer than a second. Peers may go on reading it. False:
+  // UCX cannot end them all, and the worker is of no more use.
+  bool End();
+
  private:
   struct Peer {
     ucx::Endpoint endpoint = nullptr;
-    uint64_t sends = 0;
+    bool failed = false;
+    uint16_t epoch = 0;  // the peer's
+    uint64_t sends = 0;  // in this epoch
     uint64_t receives = 0;
   };
   struct Pending {
@@ -87,32 +100,40 @@ class UcxWorker {
     uint64_t received = 0;
   };
 
-  UcxWorker(const ucx::Api& api, const WakeSignal& wake, int32_t rank)
-      : api_(api), wake_(wake), rank_(rank) {}
+  UcxWorker(const ucx::Api& api, uint64_t id) : api_(api), id_(id) {}
 
   static void OnSent(void* request, ucx::Status status, void* pending);
   static void OnReceived(void* request, ucx::Status status,
                          const ucx::ReceiveInfo* info, void* pending);
+  static void OnFailed(void* peer, ucx::Endpoint endpoint, ucx::Status status);
+  void Drop() const;
+  bool IsReceiving() const;
+  absl::Status Reach(int32_t rank, std::string_view address, Peer& peer) const;
+  void Close(const Peer& peer) const;
   void Finish(Pending& pending, ucx::Status status, uint64_t received);
   void Post(const Operation& operation, Pending& pending);
+  void PostFlush();
   absl::Status OutcomeOf(const Operation& operation,
                          const Pending& pending) const;
   absl::Status Await(Deadline deadline, const Interruption& interruption);
   absl::Status Sleep(Deadline until) const;
   void Report(int64_t seconds) const;
 
-  const ucx::Api& api_;
-  const WakeSignal& wake_;
-  const int32_t rank_;
+  const ucx::Api api_;
+  const uint64_t id_;  // tells it from all others
   ucx::Context context_ = nullptr;
   ucx::Worker worker_ = nullptr;
-  int event_fd_ = -1;  // the worker's
-  absl::flat_hash_map<int32_t, Peer> peers_;
+  int event_fd_ = -1;                 // the worker's
+  const WakeSignal* wake_ = nullptr;  // of this epoch, as all that follows
+  int32_t rank_ = -1;
+  uint16_t epoch_ = 0;
+  std::map<uint64_t, std::unique_ptr<Peer>> peers_;  // by id
+  absl::flat_hash_map<int32_t, Peer*> by_rank_;
   // These are of the exchange in progress.
   std::vector<Pending> pending_;  // by operation
   size_t open_ = 0;
-  bool failed_ = false;      // one of them
-  bool has_failed_ = false;  // any so far
+  bool failed_ = false;     // one of them
+  bool is_broken_ = false;  // End returned false
 };
 
 }  // namespace refit

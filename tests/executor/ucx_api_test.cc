@@ -32,6 +32,16 @@ static_assert(EndpointParams::kRemoteAddress ==
               UCP_EP_PARAM_FIELD_REMOTE_ADDRESS);
 static_assert(offsetof(EndpointParams, address) ==
               offsetof(ucp_ep_params_t, address));
+static_assert(EndpointParams::kErrorMode ==
+              UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE);
+static_assert(EndpointParams::kErrorHandler == UCP_EP_PARAM_FIELD_ERR_HANDLER);
+static_assert(kErrorModePeer == static_cast<int>(UCP_ERR_HANDLING_MODE_PEER));
+static_assert(offsetof(EndpointParams, error_mode) ==
+              offsetof(ucp_ep_params_t, err_mode));
+static_assert(offsetof(EndpointParams, error_handler) ==
+              offsetof(ucp_ep_params_t, err_handler.cb));
+static_assert(offsetof(EndpointParams, error_argument) ==
+              offsetof(ucp_ep_params_t, err_handler.arg));
 static_assert(sizeof(EndpointParams) >= sizeof(ucp_ep_params_t));
 
 static_assert(sizeof(ReceiveInfo) == sizeof(ucp_tag_recv_info_t));
@@ -40,6 +50,10 @@ static_assert(offsetof(ReceiveInfo, length) ==
 
 static_assert(RequestParam::kCallback == UCP_OP_ATTR_FIELD_CALLBACK);
 static_assert(RequestParam::kUserData == UCP_OP_ATTR_FIELD_USER_DATA);
+static_assert(RequestParam::kFlags == UCP_OP_ATTR_FIELD_FLAGS);
+static_assert(kForceClose == UCP_EP_CLOSE_FLAG_FORCE);
+static_assert(offsetof(RequestParam, flags) ==
+              offsetof(ucp_request_param_t, flags));
 static_assert(RequestParam::kMemoryType == UCP_OP_ATTR_FIELD_MEMORY_TYPE);
 static_assert(RequestParam::kNoImmediateCompletion ==
               UCP_OP_ATTR_FLAG_NO_IMM_CMPL);
@@ -73,7 +87,7 @@ TEST(UcxApiTest, StatusesInTheGuiseOfAddressesAreToldFromRequests) {
 TEST(UcxApiTest, LibraryIsLoadedWithItsVersion) {
   const absl::StatusOr<Api> api = Load();
   ASSERT_TRUE(api.ok()) << api.status();
-  EXPECT_GE(api->version, 1010000);
+  EXPECT_GE(api->version, 1012000);
   EXPECT_NE(api->library.find("libucp.so"), std::string::npos);
   EXPECT_EQ(StatusOf(*api, kMessageTruncated, "a call").message(),
             "a call: UCX error -9, Message truncated");

@@ -136,8 +136,15 @@ class UcxGivenUpTest : public testing::TestWithParam<const char*> {
   UcxGivenUpTest() { setenv("UCX_RNDV_SCHEME", GetParam(), 1); }
   ~UcxGivenUpTest() override { unsetenv("UCX_RNDV_SCHEME"); }
 
-  std::unique_ptr<UcxWorker> MakeWorker(int32_t rank) {
-    return *UcxWorker::Create(api_, *wake_, rank, 1);
+  std::unique_ptr<UcxWorker> MakeWorker() {
+    return *UcxWorker::Create(api_, 1);
+  }
+  // An epoch of both.
+  void Meet(UcxWorker& sender, UcxWorker& receiver) {
+    const std::string introductions[] = {*sender.Introduce(0, *wake_),
+                                         *receiver.Introduce(1, *wake_)};
+    ASSERT_TRUE(sender.Meet({1}, {introductions[1]}).ok());
+    ASSERT_TRUE(receiver.Meet({0}, {introductions[0]}).ok());
   }
   static absl::Status Send(UcxWorker& worker, std::vector<std::byte>& bytes,
                            const Interruption& interruption) {
@@ -169,10 +176,9 @@ INSTANTIATE_TEST_SUITE_P(Schemes, UcxGivenUpTest,
                          testing::Values("auto", "put_zcopy", "put_ppln"));
 
 TEST_P(UcxGivenUpTest, NobodyWritesWhereAMessageWasToGo) {
-  auto sender = MakeWorker(0);
-  auto receiver = MakeWorker(1);
-  ASSERT_TRUE(sender->AddPeer(1, *receiver->Address()).ok());
-  ASSERT_TRUE(receiver->AddPeer(0, *sender->Address()).ok());
+  auto sender = MakeWorker();
+  auto receiver = MakeWorker();
+  Meet(*sender, *receiver);
   std::vector<std::byte> sent(kBytes, kSent), received(kBytes), touch(1),
       touched(1);
   std::promise<void> offered, given_up;
@@ -203,6 +209,35 @@ TEST_P(UcxGivenUpTest, NobodyWritesWhereAMessageWasToGo) {
   wake_->Set();
   sending.join();
   EXPECT_EQ(std::count(received.begin(), received.end(), kOfNext), kBytes);
+}
+
+// A message of an epoch that is over does not meet a receive of the next one,
+// although rank, peer and number are the same.
+TEST_P(UcxGivenUpTest, AMessageOfAnEarlierEpochIsDropped) {
+  const auto go_on = [] { return absl::OkStatus(); };
+  for (const size_t size_bytes : {size_t{64}, kBytes}) {
+    auto sender = MakeWorker();
+    auto receiver = MakeWorker();
+    std::vector<std::byte> stale(size_bytes, kSent), next(size_bytes, kOfNext),
+        received(size_bytes);
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      Meet(*sender, *receiver);
+      ASSERT_FALSE(Send(*sender, stale, [] {
+                     return absl::CancelledError("gone");
+                   }).ok());
+      EXPECT_TRUE(sender->End());
+      EXPECT_TRUE(receiver->End());
+    }
+    // The first ends a connection that one end closed, the second keeps it.
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      Meet(*sender, *receiver);
+      std::thread sending(
+          [&] { EXPECT_TRUE(Send(*sender, next, go_on).ok()); });
+      EXPECT_TRUE(Receive(*receiver, received, go_on).ok());
+      sending.join();
+      EXPECT_EQ(received, next);
+    }
+  }
 }
 
 // Plans of every kind, on ranks that can reach nothing of each other's memory.

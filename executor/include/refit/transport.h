@@ -134,6 +134,10 @@ class Transport {
   // Fails the step this rank is in, on all ranks, with `status`. Thread-safe.
   virtual void Abort(const absl::Status& status) = 0;
 
+  // Goes on with what `earlier`, which this process has left, reached peers by,
+  // if it is of the same kind. Before the first Connect.
+  virtual void TakeLinks(Transport& /*earlier*/) {}
+
   // Ends what is under way and tells the others that this rank comes to no
   // further call. After it only the destructor may be called, which does the
   // same where nobody called Leave. Error: kFailedPrecondition, naming peers

@@ -21,8 +21,9 @@ namespace refit {
 // staged ones. Every call returns when its work is done.
 //
 // A refit that fails, or is not over at its deadline, ends on all ranks;
-// Connect then makes everything anew. A rank whose process is gone is noticed
-// by the control plane. Connect meets the other ranks, if that is yet to be.
+// Connect then makes anew the endpoints on which messages were under way. A
+// rank whose process is gone is noticed by the control plane. Connect meets the
+// other ranks, if that is yet to be.
 absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(Meeting meeting);
 
 }  // namespace refit
