@@ -14,6 +14,9 @@ namespace {
 
 // Shards are cut as evenly as their rows allow.
 constexpr double kUneven = 1.01;
+// A part that is not like all others may have so many more engines for each
+// source than the whole job.
+constexpr double kBusierPart = 1.1;
 
 // Ranks of one side that hold the same, ascending.
 using Class = std::vector<int32_t>;
@@ -278,11 +281,15 @@ double BytesOf(const Module& module, const Buffer& buffer,
   return static_cast<double>(fragment.box.Volume() * DTypeBytes(buffer.dtype));
 }
 
-// What the busiest source sends at least, if what several hold is shared out
-// among them.
-double MostSentBytes(const Module& module, const Copies& sources) {
+struct Bytes {
+  double most = 0;  // of a rank
+  double all = 0;
+};
+
+// What sources send at least, if what several hold is shared out among them.
+Bytes SentBytes(const Module& module, const Copies& sources) {
   absl::flat_hash_map<Held, double> holders;
-  double most = 0;
+  Bytes sent;
   for (const bool counts : {true, false}) {
     for (const Class& ranks : sources.classes) {
       double bytes = 0;
@@ -297,15 +304,16 @@ double MostSentBytes(const Module& module, const Copies& sources) {
           }
         }
       }
-      most = std::max(most, bytes);
+      sent.most = std::max(sent.most, bytes);
+      sent.all += bytes * static_cast<double>(ranks.size());
     }
   }
-  return most;
+  return sent;
 }
 
-// What a rank receives over the network, on the host whose ranks receive the
-// most, if they pass on to each other what several of them want.
-double MostReceivedBytes(const Module& module, const Copies& destinations) {
+// What ranks receive over the network, if those of a host pass on to each other
+// what several of them want.
+Bytes ReceivedBytes(const Module& module, const Copies& destinations) {
   // Hosts whose ranks are of the same classes want the same.
   std::map<int32_t, std::vector<int32_t>> hosts;  // first ranks of classes
   for (const Class& ranks : destinations.classes) {
@@ -315,12 +323,12 @@ double MostReceivedBytes(const Module& module, const Copies& destinations) {
     }
   }
   std::map<std::vector<int32_t>, double> bytes_of;
-  double most = 0;
+  Bytes received;
   for (const auto& [host, ranks] : hosts) {
     const auto [found, is_new] = bytes_of.try_emplace(ranks, 0);
-    if (!is_new) continue;
     absl::flat_hash_set<Held> held;
     for (const int32_t rank : ranks) {
+      if (!is_new) break;
       for (const BufferId id : module.buffers_of(Rank{rank})) {
         const Buffer& buffer = module.buffers[id];
         for (const Fragment& fragment : buffer.fragments) {
@@ -330,9 +338,11 @@ double MostReceivedBytes(const Module& module, const Copies& destinations) {
         }
       }
     }
-    most = std::max(most, found->second / static_cast<double>(ranks.size()));
+    received.all += found->second;
+    received.most = std::max(received.most,
+                             found->second / static_cast<double>(ranks.size()));
   }
-  return most;
+  return received;
 }
 
 }  // namespace
@@ -347,18 +357,31 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
   const Copies destinations =
       CopiesOf(module.destination, module.source_ranks());
   if (sources.count < 2 || destinations.count < 2) return absl::OkStatus();
+  const Bytes sent = SentBytes(module, sources);
+  const Bytes received = ReceivedBytes(module, destinations);
   // Sources that send more than receivers receive would gain if receivers of
   // other parts passed on what they send. In a part fewer ranks share out what
   // they hold.
-  const double sent = MostSentBytes(module, sources);
-  const double received = MostReceivedBytes(module, destinations) * kUneven;
   const auto sends_more = [&](const AlikeParts& alike) {
-    return sent * module.source_ranks() / alike.sources > received;
+    return sent.most * module.source_ranks() / alike.sources >
+           received.most * kUneven;
+  };
+  // Nor may sources that feed all hosts send much more than in the whole job.
+  const double fed = sent.most * received.all / sent.all;
+  const auto is_busier = [&](const AlikeParts& alike) {
+    const double of_part = fed * module.source_ranks() / alike.sources *
+                           alike.destinations /
+                           static_cast<double>(destinations.side.ranks.size());
+    return of_part > received.most * kUneven && of_part > fed * kBusierPart;
   };
   for (const Candidate& candidate :
        ListCandidates(module, sources, destinations)) {
     const std::vector<AlikeParts>& alike = candidate.alike;
-    if (std::any_of(alike.begin(), alike.end(), sends_more)) continue;
+    if (std::any_of(alike.begin(), alike.end(), sends_more) ||
+        (alike.size() > 1 &&
+         std::any_of(alike.begin(), alike.end(), is_busier))) {
+      continue;
+    }
     module.fold = FoldOf(sources, destinations, candidate);
     if (module.fold.has_value() && HostsAreAlike(module)) break;
     module.fold.reset();
