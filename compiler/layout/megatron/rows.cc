@@ -7,7 +7,6 @@ namespace refit::megatron {
 namespace {
 
 using enum ParamRole;
-using enum Cut;
 
 // Rows of a param that stand together in a query group.
 struct QkvBlock {
@@ -70,13 +69,15 @@ TensorSpec DeltaIn(absl::Span<const Param* const> params,
   return DeltaInRows(params, *architecture.delta, part);
 }
 
-constexpr Row kRowsOfLayers[] = {
-#include "compiler/layout/megatron/rows.inc"
-};
-
 }  // namespace
 
-absl::Span<const Row> Rows() { return kRowsOfLayers; }
+absl::Span<const Row> Rows() {
+  using enum Cut;
+  static constexpr Row kRowsOfLayer[] = {
+#include "compiler/layout/megatron/rows.inc"
+  };
+  return kRowsOfLayer;
+}
 
 bool IsOfExperts(const Row& row) {
   return row.name.starts_with("mlp.experts.");

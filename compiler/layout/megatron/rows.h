@@ -34,6 +34,12 @@ struct Row {
 
   constexpr Row(std::string_view tensor, std::array<ParamRole, 3> of, Cut how)
       : name(tensor), roles(of), cut(how) {}
+  template <typename Member, typename Value>
+  constexpr Row With(Member Row::*member, Value value) const {
+    Row row = *this;
+    row.*member = value;
+    return row;
+  }
   constexpr Row Beside(ParamRole role) const {
     return With(&Row::beside, role);
   }
@@ -48,12 +54,6 @@ struct Row {
   }
   constexpr Row By(MakeTensor function) const {
     return With(&Row::make, function);
-  }
-  template <typename Member, typename Value>
-  constexpr Row With(Member Row::*member, Value value) const {
-    Row row = *this;
-    row.*member = value;
-    return row;
   }
 };
 

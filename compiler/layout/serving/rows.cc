@@ -13,12 +13,6 @@ namespace refit {
 namespace {
 
 using enum ParamRole;
-using enum Cut;
-using Axis::kAttention;
-using Axis::kDraft;
-using Axis::kExpert;
-using Axis::kShared;
-using Axis::kTensor;
 
 void NameQueryKeyValueDown(const HeldTensor& tensor) {
   const std::string_view module = tensor.engine.query_key_value_down;
@@ -111,17 +105,25 @@ constexpr Cell kNone = {.is_held = false};
 constexpr Cell kFp32 = {.dtype = DType::kFp32};
 constexpr Cell As(std::string_view module) { return {.module = module}; }
 
-constexpr ServingRow kServingLayerRows[] = {
-#include "compiler/layout/serving/rows.inc"
-};
-constexpr ServingRow kServingExpertRows[] = {
-#include "compiler/layout/serving/expert_rows.inc"
-};
-
 }  // namespace
 
-absl::Span<const ServingRow> ServingLayerRows() { return kServingLayerRows; }
-absl::Span<const ServingRow> ServingExpertRows() { return kServingExpertRows; }
+absl::Span<const ServingRow> ServingLayerRows() {
+  using enum Cut;
+  using enum Axis;
+  static constexpr ServingRow kRowsOfLayer[] = {
+#include "compiler/layout/serving/rows.inc"
+  };
+  return kRowsOfLayer;
+}
+
+absl::Span<const ServingRow> ServingExpertRows() {
+  using enum Cut;
+  using enum Axis;
+  static constexpr ServingRow kRowsOfExperts[] = {
+#include "compiler/layout/serving/expert_rows.inc"
+  };
+  return kRowsOfExperts;
+}
 
 int64_t PaddedHeads(AttentionBackend backend, int64_t heads) {
   int64_t padded = backend == AttentionBackend::kFlashMla ? 64 : 8;

@@ -62,6 +62,12 @@ struct Cell {
   Layers layers = Layers::kAll;
   void (*change)(const HeldTensor& tensor) = nullptr;
 
+  template <typename Member, typename Value>
+  constexpr Cell With(Member Cell::*member, Value value) const {
+    Cell cell = *this;
+    cell.*member = value;
+    return cell;
+  }
   constexpr Cell WithDType(DType own) const { return With(&Cell::dtype, own); }
   constexpr Cell WithForm(ValueForm own) const {
     return With(&Cell::form, own);
@@ -75,12 +81,6 @@ struct Cell {
   constexpr Cell In(Layers some) const { return With(&Cell::layers, some); }
   constexpr Cell By(void (*function)(const HeldTensor& tensor)) const {
     return With(&Cell::change, function);
-  }
-  template <typename Member, typename Value>
-  constexpr Cell With(Member Cell::*member, Value value) const {
-    Cell cell = *this;
-    cell.*member = value;
-    return cell;
   }
 };
 
