@@ -131,24 +131,6 @@ Buffer MakeBuffer(std::string name, Dims shape, DType dtype) {
 
 }  // namespace
 
-TensorSpec WholeOf(const Param& param) {
-  return {.name = {}, .shape = param.shape, .parts = {WholePart(param)}};
-}
-
-TensorSpec RowsOf(const Param& param, EvenPart part) {
-  const Range rows = EvenShard(param.shape[0], part.count, part.index);
-  return {.name = {},
-          .shape = {rows.size(), param.shape[1]},
-          .parts = {RowsPart(param, rows, 0)}};
-}
-
-TensorSpec ColumnsOf(const Param& param, EvenPart part) {
-  const Range columns = EvenShard(param.shape[1], part.count, part.index);
-  return {.name = {},
-          .shape = {param.shape[0], columns.size()},
-          .parts = {ColumnsPart(param, columns)}};
-}
-
 ExpertSlice ConsecutiveExperts(Range experts, bool in_name) {
   const auto first = static_cast<int32_t>(experts.begin);
   return {.experts = {Consecutive(first, experts.size()).numbers},
@@ -175,10 +157,6 @@ Part ColumnsPart(const Param& param, Range columns) {
       .offset = 0,
       .stride = {columns.size(), 1},
       .name = OwnName(param)};
-}
-
-Part WholePart(const Param& param) {
-  return RowsPart(param, {0, param.shape[0]}, 0);
 }
 
 Buffer LayerStack(const RoleTable& table, TensorSpec spec,
@@ -276,9 +254,12 @@ Buffer TensorOf(const LayoutContext& context, TensorSpec spec, ParamId id) {
 }
 
 Buffer WholeTensor(const LayoutContext& context, std::string name, ParamId id) {
-  TensorSpec spec = WholeOf(context.model.params[IndexOf(id)]);
-  spec.name = std::move(name);
-  return TensorOf(context, std::move(spec), id);
+  const Param& param = context.model.params[IndexOf(id)];
+  return TensorOf(context,
+                  {.name = std::move(name),
+                   .shape = param.shape,
+                   .parts = {RowsPart(param, {0, param.shape[0]}, 0)}},
+                  id);
 }
 
 Buffer VocabularyTensor(const LayoutContext& context, std::string name,

@@ -35,9 +35,6 @@ Part RowsPart(const Param& param, Range rows, int64_t buffer_row);
 // Columns of the param, alone in a buffer that is as wide as they are.
 Part ColumnsPart(const Param& param, Range columns);
 
-// The whole param, alone in its buffer.
-Part WholePart(const Param& param);
-
 // Why a tensor is neither read nor written.
 struct DeclaredSkip {
   SkipReason reason = SkipReason::kUnspecified;
@@ -59,12 +56,6 @@ struct TensorSpec {
   // Of a vector: why nothing is written from this element on.
   std::optional<std::pair<int64_t, DeclaredSkip>> tail = std::nullopt;
 };
-
-// A param, a part of a matrix's rows or of its columns, alone in a tensor
-// without a name yet.
-TensorSpec WholeOf(const Param& param);
-TensorSpec RowsOf(const Param& param, EvenPart part);
-TensorSpec ColumnsOf(const Param& param, EvenPart part);
 
 // The experts of each layer that a rank holds.
 struct ExpertSlice {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compiler/job/version.h"
+#include "compiler/layout/common/cut.h"
 #include "compiler/layout/common/elements.h"
 #include "compiler/layout/common/role_table.h"
 #include "compiler/layout/common/shard.h"
@@ -60,18 +61,7 @@ TensorStyle TensorStyleOf(ParamRole role) {
 }
 
 bool IsExpert(const Param& param) {
-  return param.role == kExpertGate || param.role == kExpertUp ||
-         param.role == kExpertDown;
-}
-
-// A checkpoint's own stack of all experts of a layer.
-bool IsFusedExpert(const Param& param) {
-  return param.role == kFusedExpertGateUp ||
-         param.role == kFusedExpertGateUpBias ||
-         param.role == kFusedExpertDown || param.role == kFusedExpertDownBias ||
-         param.role == kStackedExpertGateUp ||
-         param.role == kStackedExpertDown ||
-         param.role == kFusedExpertGateThenUp;
+  return FormOf(param.role).scope == RoleScope::kExpert;
 }
 
 // A buffer of the modules, not a parameter: FSDP leaves it whole.
@@ -147,7 +137,7 @@ class FsdpLayout {
 
   // Whether the modules have the last two dims of the param's tensor exchanged.
   bool IsTransposed(const Param& param) const {
-    return IsFusedExpert(param) && IsTransformers5() &&
+    return IsStacked(param.role) && IsTransformers5() &&
            context_.model.architecture.family->transformers
                .transposes_experts_since_5;
   }
@@ -258,7 +248,8 @@ void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
                   side.key, data_, expert_, shards, stack, size);
   };
   for (const Param& param : context_.model.params) {
-    if (IsFusedExpert(param)) divides(ModuleShape(param)[1], param.FirstName());
+    if (IsStacked(param.role))
+      divides(ModuleShape(param)[1], param.FirstName());
     if (!fused_) continue;
     // Both halves of gate_up_proj have the rows of an up projection.
     const bool gated = !table_.Params(kExpertGate).empty();
@@ -317,7 +308,7 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   buffer.index = param.index;
   if (style == TensorStyle::kRows) {
     held = ChunkShard(held.end, tensor_, rank.tensor);
-  } else if (IsFusedExpert(param)) {
+  } else if (IsStacked(param.role)) {
     const ExpertShard shard = StackShard(rank);
     const Range second =
         EvenShard(shape[1], shard.second.count, shard.second.index);

@@ -76,6 +76,7 @@ class MegatronLayout {
  private:
   // Reports sizes that do not fit; true when all do.
   bool CheckSizes();
+  void CheckNorms(SizeChecks& checks);
 
   // The buffers of a chunk in three runs, in module order: what comes before
   // the experts, the experts, what comes after.
@@ -111,6 +112,21 @@ class MegatronLayout {
   const RoleTable table_;
 };
 
+void MegatronLayout::CheckNorms(SizeChecks& checks) {
+  const SideSpec& side = context_.side;
+  const Architecture& architecture = context_.model.architecture;
+  for (int64_t layer = 0; layer < architecture.all_layers(); ++layer) {
+    if (table_.At(kQuery, layer).empty()) continue;
+    if (!table_.At(kAttentionNorm, layer).empty()) continue;
+    checks.Report(side.layout.place,
+                  "%s: Megatron's attention has a norm before "
+                  "it, and layer %d of this %s has none; wanted "
+                  "a parameter of role attention_norm",
+                  side.key, layer, architecture.family->model_type);
+    break;
+  }
+}
+
 bool MegatronLayout::CheckSizes() {
   const SideSpec& side = context_.side;
   const Architecture& architecture = context_.model.architecture;
@@ -144,16 +160,8 @@ bool MegatronLayout::CheckSizes() {
   if (architecture.mamba.has_value()) {
     checks.Divides(tensor, architecture.mamba->groups, "Mamba groups");
   }
-  for (int64_t layer = 0; layer < architecture.all_layers(); ++layer) {
-    if (table_.At(kQuery, layer).empty()) continue;
-    if (!table_.At(kAttentionNorm, layer).empty()) continue;
-    checks.Report(side.layout.place,
-                  "%s: Megatron's attention has a norm before "
-                  "it, and layer %d of this %s has none; wanted "
-                  "a parameter of role attention_norm",
-                  side.key, layer, architecture.family->model_type);
-    break;
-  }
+  CheckNorms(checks);
+
   checks.HasExperts(sizes_.expert > 1, expert.place, "expert_parallel");
   checks.Divides(expert, architecture.experts, "experts");
   SizeChecks::Divisor expert_ranks = expert;
