@@ -517,6 +517,22 @@ TEST(RulesTest, AFamilyThatIsLikeAnotherChangesAllOfAName) {
   EXPECT_EQ(norms(R"("layers": "sparse", "if": false)"), 1);
 }
 
+TEST(RulesTest, AnEntryOfOtherLayersChangesNoneThatIsThere) {
+  const std::string names = Names(R"({"model_type": "mine", "like": "qwen3_moe",
+          "layers": {"odd": {"every": 2}}, "params": [
+          {"name": "model.layers.{layer}.post_attention_layernorm.weight",
+           "layers": "sparse", "if": false},
+          {"name": "model.layers.{layer}.post_attention_layernorm.weight",
+           "role": "replicated", "shape": ["hidden"], "layers": "odd"}]})",
+                                  R"(, "num_experts": 2,
+      "num_experts_per_tok": 1, "moe_intermediate_size": 4,
+      "num_key_value_heads": 2, "decoder_sparse_step": 2)");
+  const std::string norm = "}.post_attention_layernorm.weight ";
+  const size_t first = names.find(norm);
+  ASSERT_NE(first, std::string::npos) << names;
+  EXPECT_NE(names.find(norm, first + 1), std::string::npos) << names;
+}
+
 TEST(RulesTest, ASecondEntryOfANameIsANewParameter) {
   const std::string names = Names(R"({"model_type": "mine", "like": "llama",
           "layers": {"first": {"to": 1}, "others": {"besides": "first"}},

@@ -71,8 +71,9 @@ std::string TextOf(const JsonValue& object, std::string_view key) {
 }
 
 // A param of a name that the other family has changes all of that name; where
-// some of these are of the layers that it says, those alone. Others, as a
-// second one of a name, stand behind the one that is before them in `changes`.
+// it says its layers, those of these layers alone, else those of all layers.
+// Others, as a second one of a name, stand behind the one that is before them
+// in `changes`.
 void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
   struct Entry {
     JsonValue param;
@@ -91,8 +92,11 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
           TextOf(entries[i].param, "name") != name) {
         continue;
       }
+      const std::string inherited = TextOf(entries[i].param, "layers");
+      if (inherited == layers) of_layers.push_back(i);
+      // A param of other layers is another one.
+      if (!layers.empty() && !inherited.empty()) continue;
       of_name.push_back(i);
-      if (TextOf(entries[i].param, "layers") == layers) of_layers.push_back(i);
     }
     if (!layers.empty() && !of_layers.empty()) of_name = of_layers;
     if (of_name.empty()) {
