@@ -9,6 +9,9 @@
 
 namespace refit {
 
+// Whether only multi-head latent attention has the role, or attention like it.
+bool IsLatent(ParamRole role);
+
 // What of the param contradicts its role in a model of this architecture, as in
 // "has 3 rows; wanted 4"; "" for nothing.
 std::string ShapeMistake(const Param& param, const Architecture& architecture);

@@ -16,10 +16,6 @@ constexpr std::string_view kExpert = "{expert}";
 // A layer of multi-token prediction, counted from 0.
 constexpr std::string_view kPrediction = "{mtp}";
 
-constexpr ParamRole kLatentRoles[] = {
-    kLatentQuery,  kQueryDown,        kQueryDownNorm, kQueryUp,
-    kKeyValueDown, kKeyValueDownNorm, kKeyValueUp};
-
 // What stands in place of a role of attention by heads where attention is
 // latent; "": the role is none of these.
 std::string_view InPlaceOf(ParamRole role) {
@@ -64,9 +60,7 @@ void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
     return report("the model has no delta nets",
                   "\"delta_key_heads\" in sizes");
   }
-  const bool is_latent =
-      std::find(std::begin(kLatentRoles), std::end(kLatentRoles), role) !=
-      std::end(kLatentRoles);
+  const bool is_latent = IsLatent(role);
   const bool is_grouped = architecture().output_groups > 0;
   if ((role == kAttentionOutputDown || role == kAttentionOutputUp) &&
       !is_grouped) {
@@ -126,81 +120,75 @@ void RulesReader::ReadParams() {
   }
 }
 
-void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
-  if (!values_.IsObject(value, path)) return;
-  const int64_t errors_before = diagnostics().error_count();
-  ObjectReader reader(values_, value, path);
+bool RulesReader::ReadEntry(ParamEntry& entry, Param& param) {
+  ObjectReader& reader = entry.reader;
   const JsonValue* name = reader.Require("name", "a string");
   const JsonValue* shape = reader.Require("shape", "an array");
   const JsonValue* role = reader.Require("role", "a role");
-  const JsonValue* layers = reader.Find("layers");
-  const JsonValue* condition = reader.Find("if");
+  entry.layers = reader.Find("layers");
+  entry.condition = reader.Find("if");
   Located<DType> dtype = {.value = dtype_};
   ReadMember(reader, {.name = "dtype"}, dtype);
   Located<bool> rotary_pairs;
   reader.Read("rotary_pairs", {}, rotary_pairs);
   reader.RejectOtherKeys();
-  if (name == nullptr || shape == nullptr || role == nullptr) return;
-
-  Param param;
-  param.dtype = dtype.value;
+  if (name == nullptr || shape == nullptr || role == nullptr) return false;
+  entry.name = name;
+  entry.shape = shape;
+  entry.role = role;
+  entry.rotary_pairs = rotary_pairs.value;
   const std::string* name_text = values_.String(*name, reader.PathOf("name"));
   const std::string* role_text = values_.String(*role, reader.PathOf("role"));
-  const JsonValue::Array* extents =
+  entry.extents =
       values_.Array(*shape, reader.PathOf("shape"), "an array of sizes");
-  if (name_text == nullptr || role_text == nullptr || extents == nullptr)
-    return;
+  if (name_text == nullptr || role_text == nullptr ||
+      entry.extents == nullptr) {
+    return false;
+  }
   names_.push_back(*name_text);
-
+  param.name = *name_text;
   const std::optional<ParamRole> known = RoleOf(*role_text);
   if (!known.has_value()) {
     values_.Error(*role, "%s is %s%s", reader.PathOf("role"),
                   Quoted(*role_text), Hint(*role_text, RoleWords()));
-    return;
+    return false;
   }
   param.role = *known;
-  if (IsAlwaysFp32(param.role) && !dtype.given) {
-    param.dtype = DType::kFp32;
-  }
+  param.dtype =
+      IsAlwaysFp32(param.role) && !dtype.given ? DType::kFp32 : dtype.value;
+  return true;
+}
 
-  // A param that this config does not have needs no sizes.
-  bool present = true;
-  if (condition != nullptr) {
-    present =
-        Number(*condition, reader.PathOf("if"), {.min = 0, .max = kExtentMax})
-            .value_or(1) != 0;
-  }
-
-  param.name = *name_text;
+// The marks in a name are numbers of the stack's index from here on.
+bool RulesReader::ReadName(const ParamEntry& entry, Param& param,
+                           NumbersOfName& numbers) {
+  const std::string whole = param.name;
   const auto replace = [&](std::string_view mark, std::string_view number) {
     const size_t at = param.name.find(mark);
     if (at == std::string::npos) return false;
     param.name.replace(at, mark.size(), number);
     return true;
   };
-  const std::string without = [&] {
-    std::string rest = *name_text;
-    for (const std::string_view mark : {kLayer, kPrediction, kExpert}) {
-      const size_t at = rest.find(mark);
-      if (at != std::string::npos) rest.erase(at, mark.size());
-    }
-    return rest;
-  }();
-  if (without.find_first_of("{}") != std::string::npos) {
-    values_.Error(*name,
-                  "%s is %s; wanted no braces but one {layer} "
-                  "or {mtp} and one {expert}",
-                  reader.PathOf("name"), Quoted(*name_text));
-    return;
+  // Of each mark one; what is left has no braces.
+  for (const std::string_view mark : {kLayer, kPrediction, kExpert}) {
+    replace(mark, "");
   }
+  if (param.name.find_first_of("{}") != std::string::npos) {
+    values_.Error(*entry.name,
+                  "%s is %s; wanted no braces but one {layer} or {mtp} and one "
+                  "{expert}",
+                  entry.reader.PathOf("name"), Quoted(whole));
+    return false;
+  }
+  param.name = whole;
   const RoleForm& form = FormOf(param.role);
   const bool counts_anew = replace(kPrediction, "{0}");
-  const bool of_layer = counts_anew || replace(kLayer, "{0}");
-  const bool of_expert = replace(kExpert, "{1}");
+  numbers.of_layer = counts_anew || replace(kLayer, "{0}");
+  numbers.of_expert = replace(kExpert, "{1}");
   // Where names say nothing of its number, there is one prediction at most.
-  const bool is_only_prediction = form.of_prediction && !of_layer;
-  const bool is_named_prediction = counts_anew || is_only_prediction;
-  if (is_named_prediction) {
+  numbers.is_only_prediction = form.of_prediction && !numbers.of_layer;
+  numbers.is_prediction = counts_anew || numbers.is_only_prediction;
+  if (numbers.is_prediction) {
     names_predictions_ = true;
     if (!model_.mtp) {
       model_.stored_beside.push_back(
@@ -210,130 +198,155 @@ void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
   // A tower has numbered parts and others, of the same roles.
   const bool layer_wanted =
       form.scope == RoleScope::kTower
-          ? of_layer
-          : form.scope != RoleScope::kModel && !is_only_prediction;
+          ? numbers.of_layer
+          : form.scope != RoleScope::kModel && !numbers.is_only_prediction;
   const bool expert_wanted = form.scope == RoleScope::kExpert;
-  if (of_layer != layer_wanted || of_expert != expert_wanted) {
-    values_.Error(*name, "%s is %s; the role %s wants a name with %s",
-                  reader.PathOf("name"), Quoted(*name_text), *role_text,
-                  expert_wanted  ? "{layer} and {expert}"
-                  : layer_wanted ? "{layer} and no {expert}"
-                                 : "neither {layer} nor {expert}");
-    return;
+  if (numbers.of_layer == layer_wanted && numbers.of_expert == expert_wanted) {
+    return true;
   }
-  if (is_named_prediction) {
+  values_.Error(*entry.name, "%s is %s; the role %s wants a name with %s",
+                entry.reader.PathOf("name"), Quoted(whole), form.word,
+                expert_wanted  ? "{layer} and {expert}"
+                : layer_wanted ? "{layer} and no {expert}"
+                               : "neither {layer} nor {expert}");
+  return false;
+}
+
+bool RulesReader::ReadLayers(const ParamEntry& entry,
+                             const NumbersOfName& numbers, Param& param,
+                             bool& present) {
+  if (numbers.is_prediction) {
     param.first_layer = static_cast<int32_t>(architecture().layers);
     param.index.push_back(Consecutive(0, architecture().mtp_layers));
     present &= architecture().mtp_layers > 0;
-  } else if (of_layer) {
+  } else if (numbers.of_layer) {
     param.index.push_back(Consecutive(0, all_layers()));
   }
-  if (layers != nullptr) {
-    const std::string* set =
-        values_.String(*layers, reader.PathOf("layers"), "a set of layers");
-    if (set == nullptr) return;
-    const auto found = layer_sets_.find(*set);
-    if (found == layer_sets_.end()) {
-      std::vector<std::string_view> sets;
-      for (const auto& [word, numbers] : layer_sets_) sets.push_back(word);
-      values_.Error(*layers, "%s is %s, which is no set of \"layers\"%s",
-                    reader.PathOf("layers"), Quoted(*set),
-                    sets.empty() ? "; wanted one of them defined there"
-                                 : Hint(*set, sets));
-      return;
-    }
-    if (param.index.empty()) {
-      values_.Error(*layers,
-                    "%s is of a parameter without "
-                    "{layer}; wanted no such key",
-                    reader.PathOf("layers"));
-      return;
-    }
-    param.index[0].numbers = found->second;
-    present &= !found->second.empty();
-    for (int32_t& layer : param.index[0].numbers) layer -= param.first_layer;
-    if (present && param.index[0].numbers[0] < 0) {
-      values_.Error(*layers,
-                    "%s is %s, which has layers before those "
-                    "of multi-token prediction; wanted a set "
-                    "\"from\": \"layers\"",
-                    reader.PathOf("layers"), Quoted(*set));
-      return;
-    }
+  if (entry.layers == nullptr) return true;
+  const std::string path = entry.reader.PathOf("layers");
+  const std::string* set =
+      values_.String(*entry.layers, path, "a set of layers");
+  if (set == nullptr) return false;
+  const auto found = layer_sets_.find(*set);
+  if (found == layer_sets_.end()) {
+    std::vector<std::string_view> sets;
+    for (const auto& [word, layers] : layer_sets_) sets.push_back(word);
+    values_.Error(
+        *entry.layers, "%s is %s, which is no set of \"layers\"%s", path,
+        Quoted(*set),
+        sets.empty() ? "; wanted one of them defined there" : Hint(*set, sets));
+    return false;
   }
-  if (!present) return;
-  if (is_only_prediction && param.index[0].numbers.size() > 1) {
-    values_.Error(*name,
-                  "%s is %s, and the model has %d layers of "
-                  "multi-token prediction; wanted {mtp} or "
-                  "{layer} in it",
-                  reader.PathOf("name"), Quoted(*name_text),
-                  param.index[0].numbers.size());
-    return;
+  if (param.index.empty()) {
+    values_.Error(*entry.layers,
+                  "%s is of a parameter without {layer}; wanted no such key",
+                  path);
+    return false;
   }
-  if (is_refused_) return;
+  param.index[0].numbers = found->second;
+  present &= !found->second.empty();
+  for (int32_t& layer : param.index[0].numbers) layer -= param.first_layer;
+  if (!present || param.index[0].numbers[0] >= 0) return true;
+  values_.Error(*entry.layers,
+                "%s is %s, which has layers before those of multi-token "
+                "prediction; wanted a set \"from\": \"layers\"",
+                path, Quoted(*set));
+  return false;
+}
+
+bool RulesReader::ReadShape(const ParamEntry& entry, Param& param) {
+  const std::string path = entry.reader.PathOf("shape");
   bool has_shape = has_sizes_;
-  for (size_t i = 0; i < extents->size(); ++i) {
-    const std::optional<int64_t> extent = Number(
-        (*extents)[i], absl::StrFormat("%s[%d]", reader.PathOf("shape"), i),
-        {.min = 1, .max = kExtentMax});
+  for (size_t i = 0; i < entry.extents->size(); ++i) {
+    const std::optional<int64_t> extent =
+        Number((*entry.extents)[i], absl::StrFormat("%s[%d]", path, i),
+               {.min = 1, .max = kExtentMax});
     param.shape.push_back(extent.value_or(1));
     has_shape &= extent.has_value();
   }
-  if (!has_shape) return;
-  if (of_expert) {
-    if (architecture().experts == 0) {
-      values_.Error(*name,
-                    "%s has {expert}, and the model has "
-                    "no experts; wanted \"experts\" in "
-                    "sizes",
-                    reader.PathOf("name"));
-      return;
-    }
-    param.index.push_back(Consecutive(0, architecture().experts));
-  }
-  CheckKindOf(param.role, *role, reader.PathOf("role"));
-  if (diagnostics().error_count() != errors_before) return;
-  CheckStackSize(param, values_.PlaceOf(value), diagnostics());
-  if (diagnostics().error_count() != errors_before) return;
+  return has_shape;
+}
+
+// Gives a param whose rows or columns stand in pairs a dimension for these.
+bool RulesReader::SplitPairs(const ParamEntry& entry, Param& param) {
   if (param.role == kFusedExpertGateUp ||
       param.role == kFusedExpertGateUpBias) {
     if (param.shape.empty() || param.shape.back() % 2 != 0) {
-      values_.Error(*shape,
-                    "%s: gate and up alternate; wanted "
-                    "an even last size",
-                    reader.PathOf("shape"));
-      return;
+      values_.Error(*entry.shape,
+                    "%s: gate and up alternate; wanted an even last size",
+                    entry.reader.PathOf("shape"));
+      return false;
     }
     param.shape.back() /= 2;
     param.shape.push_back(2);
     param.split = Split::kLastInPairs;
   }
-  if (rotary_pairs.value) {
-    if (param.role != kQuery && param.role != kKey) {
-      values_.Error(*role,
-                    "%s is %s, which has no rotary "
-                    "pairs; wanted query or key",
-                    reader.PathOf("role"), *role_text);
-      return;
-    }
-    const int64_t head_dim = architecture().head_dim;
-    if (head_dim % 2 != 0) {
-      if (!reported_.insert("head_dim").second) return;
-      config_.Error("head_dim",
-                    "head_dim %d is odd; wanted an even one, "
-                    "of rotary pairs",
-                    head_dim);
-      return;
-    }
-    param.shape[0] /= head_dim;
-    param.shape.insert(param.shape.begin() + 1, {head_dim / 2, 2});
-    param.split = Split::kRowsInHeadPairs;
+  if (!entry.rotary_pairs) return true;
+  if (param.role != kQuery && param.role != kKey) {
+    values_.Error(*entry.role,
+                  "%s is %s, which has no rotary pairs; wanted query or key",
+                  entry.reader.PathOf("role"), FormOf(param.role).word);
+    return false;
   }
+  const int64_t head_dim = architecture().head_dim;
+  if (head_dim % 2 != 0) {
+    if (!reported_.insert("head_dim").second) return false;
+    config_.Error("head_dim",
+                  "head_dim %d is odd; wanted an even one, of rotary pairs",
+                  head_dim);
+    return false;
+  }
+  param.shape[0] /= head_dim;
+  param.shape.insert(param.shape.begin() + 1, {head_dim / 2, 2});
+  param.split = Split::kRowsInHeadPairs;
+  return true;
+}
+
+void RulesReader::ReadParam(const JsonValue& value, const std::string& path) {
+  if (!values_.IsObject(value, path)) return;
+  const int64_t errors_before = diagnostics().error_count();
+  const auto ok = [&] { return diagnostics().error_count() == errors_before; };
+  ParamEntry entry(values_, value, path);
+  Param param;
+  if (!ReadEntry(entry, param)) return;
+  const std::string name = param.name;
+  // A param that this config does not have needs no sizes.
+  bool present = true;
+  if (entry.condition != nullptr) {
+    present = Number(*entry.condition, entry.reader.PathOf("if"),
+                     {.min = 0, .max = kExtentMax})
+                  .value_or(1) != 0;
+  }
+  NumbersOfName numbers;
+  if (!ReadName(entry, param, numbers)) return;
+  if (!ReadLayers(entry, numbers, param, present) || !present) return;
+  if (numbers.is_only_prediction && param.index[0].numbers.size() > 1) {
+    values_.Error(*entry.name,
+                  "%s is %s, and the model has %d layers of multi-token "
+                  "prediction; wanted {mtp} or {layer} in it",
+                  entry.reader.PathOf("name"), Quoted(name),
+                  param.index[0].numbers.size());
+    return;
+  }
+  if (is_refused_ || !ReadShape(entry, param)) return;
+  if (numbers.of_expert) {
+    if (architecture().experts == 0) {
+      values_.Error(*entry.name,
+                    "%s has {expert}, and the model has no experts; wanted "
+                    "\"experts\" in sizes",
+                    entry.reader.PathOf("name"));
+      return;
+    }
+    param.index.push_back(Consecutive(0, architecture().experts));
+  }
+  CheckKindOf(param.role, *entry.role, entry.reader.PathOf("role"));
+  if (!ok()) return;
+  CheckStackSize(param, values_.PlaceOf(value), diagnostics());
+  if (!ok() || !SplitPairs(entry, param)) return;
   const std::string mistake = ShapeMistake(param, architecture());
   if (!mistake.empty()) {
-    values_.Error(*shape, "%s: parameter %s %s", reader.PathOf("shape"),
-                  Quoted(*name_text), mistake);
+    values_.Error(*entry.shape, "%s: parameter %s %s",
+                  entry.reader.PathOf("shape"), Quoted(name), mistake);
     return;
   }
   if (param.role == kOutputHead && architecture().tied) {

@@ -56,6 +56,30 @@ struct LayerWords {
   std::vector<std::string> words;
 };
 
+// An entry of "params".
+struct ParamEntry {
+  ParamEntry(const ValueReader& values, const JsonValue& value,
+             const std::string& path)
+      : reader(values, value, path) {}
+
+  ObjectReader reader;
+  const JsonValue* name = nullptr;
+  const JsonValue* shape = nullptr;
+  const JsonValue* role = nullptr;
+  const JsonValue* layers = nullptr;     // nullptr: all
+  const JsonValue* condition = nullptr;  // nullptr: there is none
+  const JsonValue::Array* extents = nullptr;
+  bool rotary_pairs = false;
+};
+
+// What the numbers in a param's name count.
+struct NumbersOfName {
+  bool of_layer = false;
+  bool of_expert = false;
+  bool is_prediction = false;  // of the layers that predict, counted from 0
+  bool is_only_prediction = false;  // which no number names
+};
+
 // Reads the file into the model, in the order of its parts: each uses those
 // before. The rules of a tower are read by a reader of their own.
 class RulesReader {
@@ -153,6 +177,14 @@ class RulesReader {
   // What is known of the layers that predict more tokens.
   void ReadMtpLayers();
   void ReadParam(const JsonValue& value, const std::string& path);
+  // The parts of an entry of "params"; false: a mistake was reported, or sizes
+  // that the shape is made of have one.
+  bool ReadEntry(ParamEntry& entry, Param& param);
+  bool ReadName(const ParamEntry& entry, Param& param, NumbersOfName& numbers);
+  bool ReadLayers(const ParamEntry& entry, const NumbersOfName& numbers,
+                  Param& param, bool& present);
+  bool ReadShape(const ParamEntry& entry, Param& param);
+  bool SplitPairs(const ParamEntry& entry, Param& param);
   // Reports a role of a kind of layer that the model's sizes do not have.
   void CheckKindOf(ParamRole role, const JsonValue& value,
                    const std::string& path);
