@@ -39,15 +39,15 @@ absl::StatusOr<std::string> ThroughRankZero(
     Transport& transport, Deadline deadline,
     const absl::StatusOr<std::string>& mine,
     const std::function<absl::StatusOr<std::string>(
-        absl::Span<const std::string> by_rank)>& judge) {
+        absl::Span<const std::string> by_rank)>& decide) {
   if (transport.rank() != 0) {
     const auto given =
         transport.ExchangeBytes(BytesOf(mine), {0}, {}, deadline);
     if (!given.ok()) return given.status();
-    const auto judged = transport.ExchangeBytes("", {}, {0}, deadline);
-    if (!judged.ok()) return judged.status();
-    const absl::StatusOr<std::string> judgement = ReadBytes(judged->front(), 0);
-    return mine.ok() ? judgement : mine;
+    const auto decided = transport.ExchangeBytes("", {}, {0}, deadline);
+    if (!decided.ok()) return decided.status();
+    const absl::StatusOr<std::string> decision = ReadBytes(decided->front(), 0);
+    return mine.ok() ? decision : mine;
   }
   std::vector<int32_t> others;
   for (int32_t rank = 1; rank < transport.world_size(); ++rank) {
@@ -56,8 +56,8 @@ absl::StatusOr<std::string> ThroughRankZero(
   auto gathered = transport.ExchangeBytes("", {}, others, deadline);
   if (!gathered.ok()) return gathered.status();
   gathered->insert(gathered->begin(), BytesOf(mine));
-  // What `judge` makes of all ranks' values, or the first error.
-  const auto judge_all = [&]() -> absl::StatusOr<std::string> {
+  // What `decide` makes of all ranks' values, or the first error.
+  const auto decide_for_all = [&]() -> absl::StatusOr<std::string> {
     std::vector<std::string> values;
     for (size_t rank = 0; rank < gathered->size(); ++rank) {
       absl::StatusOr<std::string> value = ReadBytes((*gathered)[rank], rank);
@@ -66,13 +66,13 @@ absl::StatusOr<std::string> ThroughRankZero(
       }
       values.push_back(*std::move(value));
     }
-    return judge(values);
+    return decide(values);
   };
-  const absl::StatusOr<std::string> judgement = judge_all();
+  const absl::StatusOr<std::string> decision = decide_for_all();
   const auto given =
-      transport.ExchangeBytes(BytesOf(judgement), others, {}, deadline);
+      transport.ExchangeBytes(BytesOf(decision), others, {}, deadline);
   if (!given.ok()) return given.status();
-  return mine.ok() ? judgement : mine;
+  return mine.ok() ? decision : mine;
 }
 
 }  // namespace refit

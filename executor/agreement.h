@@ -12,14 +12,14 @@
 namespace refit {
 
 // Gives all ranks' bytes, by rank, to rank 0, which makes of them what all get.
-// If one rank has an error instead, or rank 0 cannot judge, all return that:
+// If one rank has an error instead, or rank 0 cannot decide, all return that:
 // others are ahead of such a rank by a step, in which Transport::Abort would
 // not reach them. Collective: two ExchangeBytes.
 absl::StatusOr<std::string> ThroughRankZero(
     Transport& transport, Deadline deadline,
     const absl::StatusOr<std::string>& mine,
     const std::function<absl::StatusOr<std::string>(
-        absl::Span<const std::string> by_rank)>& judge);
+        absl::Span<const std::string> by_rank)>& decide);
 
 }  // namespace refit
 

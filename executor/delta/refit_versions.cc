@@ -29,13 +29,13 @@ absl::Status RefitVersions::Agree(bool wants_dense, absl::StatusOr<size_t> rung,
           .Take();
   if (!rung.ok()) mine = rung.status();
   Forget(DenseReason::kFailed);
-  const absl::StatusOr<std::string> judged = ThroughRankZero(
+  const absl::StatusOr<std::string> decided = ThroughRankZero(
       transport, deadline, mine,
-      [&](absl::Span<const std::string> by_rank) { return Judge(by_rank); });
+      [&](absl::Span<const std::string> by_rank) { return Decide(by_rank); });
   // What failed here first, and not that others did not come to hear of it.
   if (!rung.ok()) return rung.status();
-  if (!judged.ok()) return judged.status();
-  PayloadReader reader(*judged);
+  if (!decided.ok()) return decided.status();
+  PayloadReader reader(*decided);
   reason_ = static_cast<DenseReason>(reader.U8());
   because_of_ = static_cast<int32_t>(reader.U32());
   agreed_base_ = reader.U64();
@@ -51,7 +51,7 @@ absl::Status RefitVersions::Agree(bool wants_dense, absl::StatusOr<size_t> rung,
 }
 
 // The reason that is told: a rank's loss rather than what it makes of others'.
-absl::StatusOr<std::string> RefitVersions::Judge(
+absl::StatusOr<std::string> RefitVersions::Decide(
     absl::Span<const std::string> by_rank) {
   DenseReason reason = DenseReason::kNone;
   uint32_t because_of = 0;

@@ -66,7 +66,7 @@ class RefitVersions {
   bool IsDenseByInterval() const {
     return dense_every_ > 0 && since_dense_ + 1 >= dense_every_;
   }
-  absl::StatusOr<std::string> Judge(absl::Span<const std::string> by_rank);
+  absl::StatusOr<std::string> Decide(absl::Span<const std::string> by_rank);
 
   const uint32_t dense_every_;
   std::optional<uint64_t> base_;

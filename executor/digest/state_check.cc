@@ -154,7 +154,7 @@ std::string StateCheck::RegionSums(absl::Span<const PartSum> sums) const {
   return PayloadWriter().U64(count).Bytes(boxes.Take()).Take();
 }
 
-absl::StatusOr<std::string> StateCheck::JudgeRegions(
+absl::StatusOr<std::string> StateCheck::CompareRegions(
     absl::Span<const std::string> by_rank) const {
   std::vector<StateDigest> source(regions_.size());
   std::vector<Difference> differences;
@@ -194,12 +194,12 @@ absl::StatusOr<std::string> StateCheck::JudgeRegions(
   return writer.Take();
 }
 
-absl::StatusOr<StateCheck::Verdict> StateCheck::ReadVerdict(
+absl::StatusOr<StateCheck::Comparison> StateCheck::ReadComparison(
     const std::string& bytes) const {
-  Verdict verdict;
+  Comparison comparison;
   PayloadReader reader(bytes);
   for (uint64_t left = reader.Count(2 * sizeof(uint32_t)); left > 0; --left) {
-    Difference& difference = verdict.differences.emplace_back();
+    Difference& difference = comparison.differences.emplace_back();
     difference.rank = static_cast<int32_t>(reader.U32());
     difference.region = reader.U32();
     if (difference.region >= regions_.size()) return Damaged(0);
@@ -207,17 +207,17 @@ absl::StatusOr<StateCheck::Verdict> StateCheck::ReadVerdict(
   for (uint64_t left = reader.Count(sizeof(uint32_t)); left > 0; --left) {
     const uint32_t param = reader.U32();
     if (param >= plan_.body().params()->size()) return Damaged(0);
-    verdict.not_compared.push_back(param);
+    comparison.not_compared.push_back(param);
   }
   if (!reader.Complete()) return Damaged(0);
-  return verdict;
+  return comparison;
 }
 
 // The first regions that differ, at most `count`.
-std::set<uint32_t> StateCheck::FirstRegions(const Verdict& verdict,
+std::set<uint32_t> StateCheck::FirstRegions(const Comparison& comparison,
                                             size_t count) {
   std::set<uint32_t> regions;
-  for (const Difference& difference : verdict.differences) {
+  for (const Difference& difference : comparison.differences) {
     if (regions.size() < count) regions.insert(difference.region);
   }
   return regions;
@@ -225,8 +225,8 @@ std::set<uint32_t> StateCheck::FirstRegions(const Verdict& verdict,
 
 // By param of the first regions that differ.
 std::string StateCheck::ParamSums(absl::Span<const PartSum> sums,
-                                  const Verdict& verdict) const {
-  const std::set<uint32_t> wanted = FirstRegions(verdict, kRegionsMax);
+                                  const Comparison& comparison) const {
+  const std::set<uint32_t> wanted = FirstRegions(comparison, kRegionsMax);
   PayloadWriter entries;
   uint64_t count = 0;
   for (const PartSum& sum : sums) {
@@ -238,7 +238,7 @@ std::string StateCheck::ParamSums(absl::Span<const PartSum> sums,
 }
 
 // The error's text. Params of further regions may differ too: `is_part`.
-absl::StatusOr<std::string> StateCheck::JudgeParams(
+absl::StatusOr<std::string> StateCheck::CompareParams(
     absl::Span<const std::string> by_rank, bool is_part) const {
   std::map<std::pair<uint32_t, uint64_t>, StateDigest> source;
   std::map<std::string, std::vector<int32_t>> ranks_of;  // by param
@@ -298,23 +298,23 @@ absl::Status StateCheck::CompareSums(Transport& transport, Deadline deadline) {
   const absl::StatusOr<std::string> mine =
       sums.ok() ? absl::StatusOr<std::string>(RegionSums(*sums))
                 : sums.status();
-  const absl::StatusOr<std::string> judged = ThroughRankZero(
+  const absl::StatusOr<std::string> decided = ThroughRankZero(
       transport, deadline, mine,
-      [&](absl::Span<const std::string> all) { return JudgeRegions(all); });
-  if (!judged.ok()) return judged.status();
-  const absl::StatusOr<Verdict> verdict = ReadVerdict(*judged);
-  if (!verdict.ok()) return verdict.status();
+      [&](absl::Span<const std::string> all) { return CompareRegions(all); });
+  if (!decided.ok()) return decided.status();
+  const absl::StatusOr<Comparison> comparison = ReadComparison(*decided);
+  if (!comparison.ok()) return comparison.status();
   not_compared_.clear();
-  for (const uint32_t param : verdict->not_compared) {
+  for (const uint32_t param : comparison->not_compared) {
     not_compared_.push_back(plan_.body().params()->Get(param)->name()->str());
   }
-  if (verdict->differences.empty()) return absl::OkStatus();
+  if (comparison->differences.empty()) return absl::OkStatus();
   const bool is_part =
-      FirstRegions(*verdict, kRegionsMax + 1).size() > kRegionsMax;
+      FirstRegions(*comparison, kRegionsMax + 1).size() > kRegionsMax;
   const absl::StatusOr<std::string> text =
-      ThroughRankZero(transport, deadline, ParamSums(*sums, *verdict),
+      ThroughRankZero(transport, deadline, ParamSums(*sums, *comparison),
                       [&](absl::Span<const std::string> all) {
-                        return JudgeParams(all, is_part);
+                        return CompareParams(all, is_part);
                       });
   if (!text.ok()) return text.status();
   return absl::DataLossError(absl::StrCat(

@@ -80,7 +80,7 @@ class StateCheck {
     int32_t rank = 0;
     uint32_t region = 0;
   };
-  struct Verdict {
+  struct Comparison {
     std::vector<Difference> differences;
     std::vector<uint32_t> not_compared;  // params
   };
@@ -100,14 +100,15 @@ class StateCheck {
   absl::Status CompareSums(Transport& transport, Deadline deadline);
   absl::StatusOr<std::vector<PartSum>> ReadSums();
   std::string RegionSums(absl::Span<const PartSum> sums) const;
-  absl::StatusOr<std::string> JudgeRegions(
+  absl::StatusOr<std::string> CompareRegions(
       absl::Span<const std::string> by_rank) const;
-  absl::StatusOr<Verdict> ReadVerdict(const std::string& bytes) const;
-  static std::set<uint32_t> FirstRegions(const Verdict& verdict, size_t count);
+  absl::StatusOr<Comparison> ReadComparison(const std::string& bytes) const;
+  static std::set<uint32_t> FirstRegions(const Comparison& comparison,
+                                         size_t count);
   std::string ParamSums(absl::Span<const PartSum> sums,
-                        const Verdict& verdict) const;
-  absl::StatusOr<std::string> JudgeParams(absl::Span<const std::string> by_rank,
-                                          bool is_part) const;
+                        const Comparison& comparison) const;
+  absl::StatusOr<std::string> CompareParams(
+      absl::Span<const std::string> by_rank, bool is_part) const;
 
   const PlanFile& plan_;
   const Arrivals arrivals_;
