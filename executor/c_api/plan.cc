@@ -11,6 +11,7 @@
 namespace refit {
 
 static_assert(REFIT_DTYPE_BF16 == static_cast<int>(DType::kBf16));
+static_assert(REFIT_DTYPE_FP32 == static_cast<int>(DType::kFp32));
 static_assert(REFIT_DTYPE_FP8_E5M2 == static_cast<int>(DType::MAX));
 
 absl::Status CheckRank(const refit_plan& plan, int32_t rank) {

@@ -184,9 +184,6 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
   const PlanFile plan = ReshardPlan({}).Open();
   LocalWorld world(plan);
   world.Bind();
-  const ValueCheck check(plan);
-  check.FillSources(world.tensors);
-  check.PoisonDestinations(world.tensors);
   // Rank 0's first tensor is elsewhere than at Bind.
   std::vector<const void*> moved;
   for (const BoundTensor& tensor : world.tensors[0]) {
@@ -204,9 +201,8 @@ TEST(ExecutorTest, FailedRefitLeavesAllRanksTornUntilOneSucceeds) {
     EXPECT_FALSE(failed[rank].ok());
     EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
   }
-  EXPECT_TRUE(AllOk(world.RefitAll()));
+  world.ExpectEveryElementRight(plan);
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
-  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
 }
 
 // Drivers call all ranks in step, and wait for all of them. So a rank that was
@@ -215,8 +211,6 @@ TEST(ExecutorTest, RanksThatWereNotCalledJoinAtConnect) {
   const PlanFile plan = ReshardPlan({}).Open();
   LocalWorld world(plan);
   world.Bind();
-  const ValueCheck check(plan);
-  check.FillSources(world.tensors);
   RunOptions soon;
   soon.timeout = std::chrono::milliseconds(200);
   for (int alone = 0; alone < 3; ++alone) {
@@ -228,9 +222,7 @@ TEST(ExecutorTest, RanksThatWereNotCalledJoinAtConnect) {
   }
   EXPECT_TRUE(AllOk(world.ConnectAll()));
   EXPECT_EQ(world.executor(1).state(), ExecutorState::kTorn);
-  check.PoisonDestinations(world.tensors);
-  EXPECT_TRUE(AllOk(world.RefitAll()));
-  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+  world.ExpectEveryElementRight(plan);
 }
 
 TEST(ExecutorTest, AddressesOfAnotherNumberAreRefusedOnThatRankAlone) {
@@ -653,11 +645,7 @@ TEST(ExecutorTest, RankMayBindAgainAlone) {
     tensor.data = elsewhere.back().data();
   }
   ASSERT_TRUE(world.executor(3).Bind(world.tensors[3]).ok());
-  const ValueCheck check(plan);
-  check.FillSources(world.tensors);
-  check.PoisonDestinations(world.tensors);
-  EXPECT_TRUE(AllOk(world.RefitAll()));
-  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+  world.ExpectEveryElementRight(plan);
 }
 
 TEST(ExecutorTest, DirectPlanBindsAgainOnAllRanksTogether) {
@@ -681,11 +669,7 @@ TEST(ExecutorTest, DirectPlanBindsAgainOnAllRanksTogether) {
                            world.tensors[rank], std::chrono::milliseconds(100));
   });
   ASSERT_TRUE(AllOk(world.BindAll()));
-  const ValueCheck check(plan);
-  check.FillSources(world.tensors);
-  check.PoisonDestinations(world.tensors);
-  EXPECT_TRUE(AllOk(world.RefitAll()));
-  EXPECT_EQ(check.Check(world.tensors).wrong_elements, 0);
+  world.ExpectEveryElementRight(plan);
 }
 
 TEST(ExecutorTest, ReceiverThatDoesNotComeFailsADirectRefitAtTheDeadline) {
@@ -825,19 +809,6 @@ TEST(ExecutorTest, RefusedRebindKeepsTheEarlierOne) {
   EXPECT_FALSE(world.executor(0).Bind({}).ok());
   EXPECT_EQ(world.executor(0).state(), ExecutorState::kBound);
   EXPECT_TRUE(AllOk(world.RefitAll()));
-}
-
-TEST(ExecutorTest, CountersTellWhatARefitMoved) {
-  const PlanFile plan = ReshardPlan({.layers = 3}).Open();
-  LocalWorld world(plan);
-  world.Bind();
-  world.RefitAll();
-  const RunCounters& counters = world.executor(0).counters();
-  EXPECT_EQ(counters.rounds, 3);
-  EXPECT_EQ(counters.messages_sent, 6);
-  EXPECT_EQ(counters.bytes_sent, 6 * 32);
-  EXPECT_EQ(counters.messages_received, 0);
-  EXPECT_EQ(world.executor(2).counters().bytes_received, 6 * 32);
 }
 
 TEST(ExecutorTest, CountersTellHowBytesTravelled) {

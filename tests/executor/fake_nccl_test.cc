@@ -563,60 +563,6 @@ TEST_F(FakeNcclTest, CommunicatorsLiveUntilTheirDestroyOrAbort) {
 
 // Threads.
 
-TEST_F(FakeNcclTest, BlockingRanksExchangeWithAllOthers) {
-  constexpr int kRanks = 5, kGroups = 50;
-  const UniqueId id = NewId();
-  ASSERT_TRUE(RunRankThreads(kRanks, [&](int32_t rank) {
-                Comm comm = nullptr;
-                EXPECT_EQ(
-                    api_.CommInitRankConfig(&comm, kRanks, id, rank, nullptr),
-                    kSuccess);
-                for (int group = 0; group < kGroups; ++group) {
-                  std::vector<Bytes> out, in(kRanks, Filled(100, 0));
-                  for (int peer = 0; peer < kRanks; ++peer) {
-                    out.push_back(Filled(100, group + 10 * rank + peer));
-                  }
-                  std::vector<Op> operations;
-                  for (int peer = 0; peer < kRanks; ++peer) {
-                    operations.push_back(Send(peer, out[peer]));
-                    operations.push_back(Recv(peer, in[peer]));
-                  }
-                  EXPECT_EQ(Issue(comm, operations), kSuccess);
-                  for (int peer = 0; peer < kRanks; ++peer) {
-                    EXPECT_EQ(in[peer], Filled(100, group + 10 * peer + rank));
-                  }
-                }
-                EXPECT_EQ(api_.CommFinalize(comm), kSuccess);
-                EXPECT_EQ(api_.CommDestroy(comm), kSuccess);
-              }).ok());
-  EXPECT_EQ(fake_nccl_messages(), kRanks * kRanks * kGroups);
-  EXPECT_EQ(fake_nccl_lazy_connects(), kRanks * (kRanks - 1));
-  EXPECT_EQ(fake_nccl_violations() + fake_nccl_group_mismatches(), 0);
-  EXPECT_EQ(fake_nccl_live_communicators(), 0);
-}
-
-TEST_F(FakeNcclTest, PollingRanksExchangeInARing) {
-  constexpr int kRanks = 4, kGroups = 20;
-  const UniqueId id = NewId();
-  fake_nccl_delay(2, 200);
-  fake_nccl_set_connect_delay(1000);
-  ASSERT_TRUE(RunRankThreads(kRanks, [&](int32_t rank) {
-                const Comm comm = Start(id, kRanks, rank);
-                EXPECT_EQ(Wait(comm), kSuccess);
-                for (int group = 0; group < kGroups; ++group) {
-                  Bytes out = Filled(64, group + rank), in = Filled(64, 0);
-                  const int before = (rank + kRanks - 1) % kRanks;
-                  EXPECT_EQ(Issue(comm, {Recv(before, in),
-                                         Send((rank + 1) % kRanks, out)}),
-                            kInProgress);
-                  EXPECT_EQ(Wait(comm), kSuccess);
-                  EXPECT_EQ(in, Filled(64, group + before));
-                }
-                EXPECT_EQ(api_.CommDestroy(comm), kSuccess);
-              }).ok());
-  EXPECT_EQ(fake_nccl_violations(), 0);
-}
-
 TEST_F(FakeNcclTest, AbortEndsABlockedCallOfItsOwnRank) {
   const UniqueId id = NewId();
   std::atomic<Comm> waiting = nullptr;
