@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "simulator/links.h"
@@ -20,26 +19,26 @@ Shifts ShiftsOf(const fb::Body& body, uint32_t rank) {
 }
 
 // By rank without shifts: those of all that share its lists. Ranks with equal
-// ones are a part, which others are like. None: the plan has no such parts.
-std::optional<std::vector<std::vector<Shifts>>> ListShifts(
-    const fb::Body& body) {
+// ones are a part, which others are like. Empty: the plan has no such parts.
+std::vector<std::vector<Shifts>> ListShifts(const fb::Body& body) {
   const auto& programs = *body.programs();
-  std::vector<std::vector<Shifts>> shifts_of(programs.size());
+  std::vector<std::vector<Shifts>> shifts_of;
+  shifts_of.resize(programs.size());
   bool any = false;
   for (uint32_t rank = 0; rank < programs.size(); ++rank) {
     const Shifts shifts = ShiftsOf(body, rank);
     const uint32_t shift =
         rank < body.source_ranks() ? shifts.first : shifts.second;
-    if (shift > rank) return std::nullopt;
+    if (shift > rank) return {};
     const uint32_t first = rank - shift;
     if (ShiftsOf(body, first) != Shifts() ||
         !AreShared(*programs.Get(first), *programs.Get(rank))) {
-      return std::nullopt;
+      return {};
     }
     shifts_of[first].push_back(shifts);
     any |= shifts != Shifts();
   }
-  if (!any) return std::nullopt;
+  if (!any) shifts_of.clear();
   return shifts_of;
 }
 
@@ -49,11 +48,10 @@ using AlikeParts = std::vector<Part>;
 // Empty: the plan has no such parts.
 std::vector<AlikeParts> PartsOf(const fb::Body& body) {
   if (body.colocated()) return {};
-  const auto shifts_of = ListShifts(body);
-  if (!shifts_of.has_value()) return {};
+  const std::vector<std::vector<Shifts>> shifts_of = ListShifts(body);
   std::map<std::vector<Shifts>, AlikeParts> by_shifts;
-  for (uint32_t rank = 0; rank < shifts_of->size(); ++rank) {
-    const std::vector<Shifts>& shifts = (*shifts_of)[rank];
+  for (uint32_t rank = 0; rank < shifts_of.size(); ++rank) {
+    const std::vector<Shifts>& shifts = shifts_of[rank];
     if (shifts.empty()) continue;
     AlikeParts& parts =
         by_shifts.try_emplace(shifts, shifts.size()).first->second;
@@ -64,7 +62,7 @@ std::vector<AlikeParts> PartsOf(const fb::Body& body) {
     }
     const bool stays_in_part = ForEachMessage(
         body, *body.programs()->Get(rank), [&](const fb::Message& message) {
-          return (*shifts_of)[message.peer()] == shifts;
+          return shifts_of[message.peer()] == shifts;
         });
     if (!stays_in_part) return {};
   }
