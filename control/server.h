@@ -40,6 +40,10 @@ class ControlServer {
   // again; those that have met, that the server has closed.
   void Stop();
 
+  // From now on nobody waits for its thread, which touches nothing of this once
+  // is_over(): it may be destroyed then, and not before.
+  void Detach() { thread_.detach(); }
+
   uint64_t id_name() const { return id_name_; }
   // Whether all ranks have met, also if they have left since. Thread-safe.
   bool has_met() const { return has_met_; }

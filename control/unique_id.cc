@@ -200,6 +200,7 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
   absl::StatusOr<std::unique_ptr<control::ControlServer>> server =
       control::ControlServer::Start(*rendezvous, std::move(made->listener), {});
   if (!server.ok()) return server.status();
+  (*server)->Detach();  // nobody may ever come to join it
   TheHosted().Add(*std::move(server));
   return made->id;
 }
