@@ -18,10 +18,10 @@ struct Measured {
 // --gtest_filter='*MessageCodeSpeed*'.
 constexpr double kGpuBytes = 4.294967296e9;
 constexpr Measured kGpu[] = {
-    {0, {2.1e-3, 0.26e-3, 0.16e-3, 0.12e-3}, 0.36e-3},
-    {0.001, {2.4e-3, 0.59e-3, 0.34e-3, 0.34e-3}, 0.37e-3},
-    {0.01, {2.4e-3, 0.95e-3, 1.08e-3, 1.35e-3}, 0.37e-3},
-    {0.1, {2.5e-3, 3.8e-3, 3.3e-3, 3.9e-3}, 0.37e-3},
+    {0, {2.3e-3, 0.12e-3, 0.13e-3, 0.09e-3}, 0.78e-3},
+    {0.001, {2.3e-3, 0.46e-3, 0.33e-3, 0.44e-3}, 0.78e-3},
+    {0.01, {2.3e-3, 0.99e-3, 1.5e-3, 2.1e-3}, 0.78e-3},
+    {0.1, {2.3e-3, 3.7e-3, 10.4e-3, 13.2e-3}, 0.79e-3},
 };
 
 // 134 MB of bf16 on one core of an AMD EPYC (virtual), by the same program on
