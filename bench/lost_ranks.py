@@ -182,6 +182,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--gpus-per-host", type=int, default=16, help="16: one host; 1: each process is a host of its own")
     given = parser.parse_args()
+    if given.rows % given.trainers != 0:
+        parser.error(f"--rows {given.rows} are not divided evenly by {given.trainers} trainers")
     warnings.simplefilter("ignore")
     draw = random.Random(1)
     world = World(given.trainers, given.engines, given.rows, given.gpus, given.gpus_per_host)

@@ -67,6 +67,7 @@ class UcxTransport : public Transport {
   absl::Status failure();
   absl::Status Fail(const absl::Status& status);
   absl::Status FailByUcx(const absl::Status& status);
+  absl::Status CompareServing(const char* what, Deadline deadline);
   // With mutex_ held, which it lets go of meanwhile.
   void Tell(Lock& lock, const absl::Status& status);
 
@@ -191,7 +192,6 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   is_whole_ = false;
   // A worker whose peers may not have met it has to go.
   if (!is_met_) worker_.reset();
-  is_met_ = false;
   status = Handshake(record, deadline);
   if (!status.ok()) return status;
   std::set<int32_t> distinct;
@@ -205,7 +205,7 @@ absl::Status UcxTransport::Connect(const HandshakeRecord& record,
   if (!status.ok()) return Fail(status);
   status = TouchEdges(edges, deadline);
   if (!status.ok()) return status;
-  status = control().Compare("", "touching the edges", deadline).status();
+  status = CompareServing("touching the edges", deadline);
   if (!status.ok()) return Fail(status);
   is_whole_ = is_met_ = true;
   return absl::OkStatus();
@@ -253,6 +253,7 @@ absl::Status UcxTransport::MeetPeers(const std::vector<int32_t>& peers,
       if (!worker.ok()) return worker.status();
       worker_ = *std::move(worker);
     }
+    is_met_ = false;
     absl::StatusOr<std::string> told = worker_->Introduce(rank(), *wake_);
     if (!told.ok()) return told.status();
     mine = *std::move(told);
@@ -357,9 +358,7 @@ absl::Status UcxTransport::EndRefit(Stream) {
     std::lock_guard lock(mutex_);
     deciding_ = true;
   }
-  status = control()
-               .Compare("", "end of refit", Later(deadline_, kLastWords))
-               .status();
+  status = CompareServing("end of refit", Later(deadline_, kLastWords));
   {
     std::lock_guard lock(mutex_);
     deciding_ = false;
@@ -367,6 +366,14 @@ absl::Status UcxTransport::EndRefit(Stream) {
   if (!status.ok()) return Fail(status);
   is_whole_ = true;
   return absl::OkStatus();
+}
+
+// Waits for all ranks, and answers peers meanwhile.
+absl::Status UcxTransport::CompareServing(const char* what, Deadline deadline) {
+  const auto compare = [&] {
+    return control().Compare("", what, deadline).status();
+  };
+  return worker_ == nullptr ? compare() : worker_->ServeDuring(compare);
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> CreateUcxTransport(Meeting meeting) {

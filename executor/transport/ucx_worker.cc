@@ -5,13 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "control/compared_structs.h"
+#include "control/own_thread.h"
 #include "control/waiting.h"
 #include "refit/control_plane.h"
 
@@ -102,7 +105,8 @@ static ucx::Status MakeContext(const ucx::Api& api,
       {"MEMORY_INVALIDATE", "y"},
       {"KEEPALIVE_INTERVAL", "inf"},
       // UCX, up to 1.19 at least, ends the process when a peer dies while TCP
-      // sends to it without a copy. Copies are cheaper in larger segments.
+      // sends to it without a copy. Nothing is sent at once without one then,
+      // whatever carries it. Copies are cheaper in larger segments.
       {"PUT_ENABLE", "n"},
       {"ZCOPY_THRESH", "inf"},
       {"TX_SEG_SIZE", "128k"},
@@ -125,6 +129,8 @@ absl::StatusOr<std::unique_ptr<UcxWorker>> UcxWorker::Create(
   std::random_device random;
   const uint64_t id = uint64_t{random()} << 32 | random();
   std::unique_ptr<UcxWorker> made(new UcxWorker(api, id));
+  // So that no epoch is one of a worker that this one replaces.
+  made->epoch_ = static_cast<uint16_t>(random());
   ucx::ContextParams params;
   params.field_mask =
       ucx::ContextParams::kFeatures | ucx::ContextParams::kEstimatedEndpoints;
@@ -408,6 +414,31 @@ absl::Status UcxWorker::Flush(Deadline deadline,
   return pending_[0].done
              ? StatusOf(api_, pending_[0].status, "ucp_worker_flush")
              : status;
+}
+
+// UCX's TCP has a flush answered by the peer, which does so as it progresses.
+// Without that a rank whose flush ends late would wait for those that wait for
+// all ranks.
+absl::Status UcxWorker::ServeDuring(
+    const std::function<absl::Status()>& call) const {
+  std::atomic<bool> is_over = false;
+  std::thread server;
+  absl::Status status = StartThread(server, "a thread that serves UCX", [&] {
+    while (!is_over) {
+      int progressed = 0;
+      while (progressed < kProgressMax && api_.WorkerProgress(worker_) != 0) {
+        ++progressed;
+      }
+      if (progressed == 0 && !Sleep(Clock::now() + std::chrono::hours(1)).ok())
+        return;
+    }
+  });
+  if (!status.ok()) return status;
+  status = call();
+  is_over = true;
+  wake_->Set();
+  server.join();
+  return status;
 }
 
 // Returns when all pending are done, or one has failed.

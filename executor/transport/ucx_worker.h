@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -73,8 +74,11 @@ class UcxWorker {
   // k-th send to a peer meets the k-th receive there.
   Failure Exchange(absl::Span<const Operation> operations, Deadline deadline,
                    const Interruption& interruption);
-  // Returns when what was sent needs this thread no more.
+  // Returns when what was sent needs this thread no more. Peers' flushes may
+  // need this rank for longer (ServeDuring).
   absl::Status Flush(Deadline deadline, const Interruption& interruption);
+  // Returns what `call` does. Meanwhile another thread answers peers.
+  absl::Status ServeDuring(const std::function<absl::Status()>& call) const;
 
   // Gives up the messages under way, and closes the endpoints they are of.
   // Nobody writes into this rank's memory after that, unless a read that this

@@ -14,7 +14,8 @@
 #include "tests/executor/transport_conformance.h"
 #include "tests/executor/ucx_world.h"
 
-// UCX frees less than it takes, and a worker whose peer died is left to it.
+// UCX frees less than it takes, and a worker with a receive that never ends is
+// left to it.
 // AddressSanitizer, if there is one, asks this.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 // Its thread still takes a lock that it destroys when the process ends.
