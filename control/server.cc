@@ -364,7 +364,8 @@ bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
                            "be ended"));
     return true;
   }
-  if (phase_ == Phase::kMeeting) {
+  // Also where a rank has ended it, who might try again.
+  if (phase_ == Phase::kMeeting || (phase_ == Phase::kEnded && !in_vain_)) {
     EndMeeting(
         absl::AbortedError(absl::StrCat(
             "the meeting was ended: ", PayloadStatus(frame.payload).message())),

@@ -70,6 +70,30 @@ TEST_F(MeetToolTest, SaysThatTheMeetingWasEnded) {
   EXPECT_EQ(tool.ExitStatus(), 1);
 }
 
+// A rank that gave up ends the meeting of those that had come; a member, all.
+TEST_F(MeetToolTest, MeetingThatARankGaveUpIsEndedForGood) {
+  MeetTool tool("--ranks 3 --host 127.0.0.1");
+  const UniqueId id = tool.Id();
+  const auto connect = [&](int32_t rank) {
+    return ConnectTcp(*RendezvousFromUniqueId(id, rank, 3), Ample()).status();
+  };
+  {
+    const ScopedInterruption scope =
+        InterruptedAfter(std::chrono::milliseconds(300));
+    ExpectStatus(connect(0), absl::StatusCode::kCancelled, "the worker stops");
+  }
+  const absl::Status ended =
+      EndMeetingTcp(*RendezvousFromUniqueId(id, 1, 3),
+                    absl::InternalError("no GPU"), Ample());
+  EXPECT_TRUE(ended.ok()) << ended;
+  OnRanks({0, 1, 2}, [&](int32_t rank) {
+    ExpectStatus(connect(rank), absl::StatusCode::kAborted,
+                 "the meeting was ended: no GPU");
+  });
+  EXPECT_EQ(tool.Line(), "refit-meet: the meeting was ended\n");
+  EXPECT_EQ(tool.ExitStatus(), 1);
+}
+
 TEST_F(MeetToolTest, WaitsForRanksAsLongAsIsSaid) {
   MeetTool tool("--ranks 2 --host 127.0.0.1 --timeout 1");
   (void)tool.Id();
