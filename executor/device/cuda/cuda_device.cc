@@ -155,7 +155,16 @@ class CudaDevice : public Device {
   }
 
   absl::Status WhileCurrent(absl::FunctionRef<absl::Status()> body) override {
-    const ScopedDevice current(ordinal_);
+    const ScopedDevice scope(ordinal_);
+    // `body` may call what goes by the current device alone, such as NCCL.
+    int current = -1;
+    absl::Status status = CudaStatus(cudaGetDevice(&current), "cudaGetDevice");
+    if (!status.ok()) return status;
+    if (current != ordinal_) {
+      return absl::InternalError(
+          absl::StrCat("CUDA device ", ordinal_,
+                       " cannot be made current; device ", current, " is"));
+    }
     return body();
   }
 
