@@ -1091,6 +1091,14 @@ static void TestRunArguments(const Rank* rank) {
   EXPECT(refit_executor_state(rank->executor) == REFIT_STATE_BOUND);
 }
 
+/* The others are not called. */
+static void TestRunTimeout(const Rank* destination) {
+  const refit_run_options options = {sizeof(options), 100};
+  ERROR(refit_executor_run(destination->executor, NULL, &options),
+        REFIT_DEADLINE_EXCEEDED, ": round 0: recv of 32 bytes from rank 0");
+  EXPECT(refit_executor_state(destination->executor) == REFIT_STATE_TORN);
+}
+
 static void TestFailures(void) {
   Rank ranks[kRanks];
   CreateLocal(ranks, staged_path);
@@ -1103,6 +1111,7 @@ static void TestFailures(void) {
   FillWeights(ranks);
   OnAllRanks(ranks, Refit);
   ExpectWeights(ranks);
+  TestRunTimeout(&ranks[kSources]);
   CloseAll(ranks);
 }
 
