@@ -100,7 +100,7 @@ static absl::Status OffProtocol() {
   return absl::UnavailableError("it does not keep to the protocol");
 }
 
-// Whether rank 0 will not meet by this connection.
+// Whether the server will not meet by this connection.
 static bool IsLast(const Frame& answer) {
   return answer.type == FrameType::kRefused || answer.type == FrameType::kLater;
 }
@@ -202,7 +202,7 @@ absl::Status Verdict(const Frame& answer) {
                                             : PayloadStatus(answer.payload);
 }
 
-// Why rank 0 was not reached: the last try's `status`, after `waited`.
+// Why the server was not reached: the last try's `status`, after `waited`.
 static absl::Status NotReached(const TcpRendezvous& rendezvous,
                                const std::string& address,
                                const absl::Status& status,
@@ -236,8 +236,8 @@ static absl::Status Gone(bool hosted, const std::string& address, bool let_in,
 
 // Tries to connect and `meet` until the server is willing, refuses, is gone, or
 // the deadline has passed. Who has a unique id knows that its creator listens
-// as long as it lives, and who was let in, that rank 0 was there. All others
-// may be early.
+// as long as it lives, and who was let in, that the server was there. All
+// others may be early.
 static absl::StatusOr<Link> ConnectAnd(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline,
     absl::FunctionRef<absl::StatusOr<Frame>(Link&, Clock::time_point limit)>
@@ -304,7 +304,7 @@ static absl::StatusOr<Link> ConnectAnd(
         now - *absent_since >= kGoneTime) {
       return Gone(rendezvous.hosted, address, let_in, status, now - start);
     }
-    // Rank 0, or its host's name, may not be there yet.
+    // The server, or its host's name, may not be there yet.
     std::this_thread::sleep_for(
         std::min<Clock::duration>(pause, deadline - now));
     pause = std::min(2 * pause, kRetryTimeMax);

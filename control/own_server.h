@@ -20,8 +20,9 @@ struct OwnServer {
 // Listens as `rendezvous` says, if there are other ranks, and starts the
 // server. Rank 0 has yet to meet by its connection, as the others do by theirs.
 // Errors: kUnavailable, the port is taken, or the host's name was not resolved
-// by `deadline`; kFailedPrecondition, the unique id is of another process;
-// kResourceExhausted.
+// by `deadline`; kInvalidArgument, the host has no address;
+// kFailedPrecondition, the unique id is of another process; kResourceExhausted;
+// that of this thread's interruption.
 absl::StatusOr<OwnServer> StartServer(const TcpRendezvous& rendezvous,
                                       ControlPlane::Deadline deadline);
 

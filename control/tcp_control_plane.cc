@@ -261,7 +261,7 @@ absl::StatusOr<std::string> TcpControlPlane::Collect(
     Send(frame);
   }
   std::unique_lock lock(mutex_);
-  // Rank 0 reports who is waited for.
+  // The server reports who is waited for.
   WaitUntil(
       changed_, lock, limit,
       [&] { return answer_.has_value() || !step_failure_.ok(); },

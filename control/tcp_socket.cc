@@ -272,9 +272,10 @@ absl::Status AllowDescriptors(uint64_t count, uint64_t count_min) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return absl::OkStatus();
   if (limit.rlim_max < count_min) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rank 0 needs ", count_min, " file descriptors, but its hard limit is ",
-        limit.rlim_max, " (ulimit -Hn)"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the meeting's server needs ", count_min,
+                     " file descriptors, but its hard limit is ",
+                     limit.rlim_max, " (ulimit -Hn)"));
   }
   if (limit.rlim_cur >= count) return absl::OkStatus();
   limit.rlim_cur = std::min<rlim_t>(count, limit.rlim_max);
