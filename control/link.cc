@@ -193,11 +193,12 @@ absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
     return answer.ok() ? OffProtocol() : answer.status();
   }
   // It has ended.
-  if (absl::IsAborted(Verdict(*answer))) answer->type = FrameType::kWelcome;
+  if (absl::IsAborted(AnswerStatus(*answer)))
+    answer->type = FrameType::kWelcome;
   return answer;
 }
 
-absl::Status Verdict(const Frame& answer) {
+absl::Status AnswerStatus(const Frame& answer) {
   return answer.type == FrameType::kWelcome ? absl::OkStatus()
                                             : PayloadStatus(answer.payload);
 }
@@ -266,7 +267,7 @@ static absl::StatusOr<Link> ConnectAnd(
       Clock::time_point limit = deadline;
       if (let_in) limit = std::min(limit, *absent_since + kGoneTime);
       const absl::StatusOr<Frame> answer = meet(link, limit);
-      status = answer.ok() ? Verdict(*answer) : answer.status();
+      status = answer.ok() ? AnswerStatus(*answer) : answer.status();
       // A try that the deadline cut short says less than the one before.
       if (!answer.ok() && !before.ok() && Clock::now() >= deadline) {
         status = before;

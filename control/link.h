@@ -74,7 +74,7 @@ absl::StatusOr<Frame> EndMeeting(const TcpRendezvous& rendezvous,
                                  Clock::time_point limit, Link& link);
 
 // OK if the last word is a welcome, else why the server refuses.
-absl::Status Verdict(const Frame& answer);
+absl::Status AnswerStatus(const Frame& answer);
 
 // Connects with the server and meets the other ranks: tries until it is
 // welcome, is refused, the server is gone or the deadline has passed. Errors as

@@ -509,7 +509,7 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const absl::StatusOr<Frame> answer = control::Meet(
         rendezvous, deadline, control::AnswerLimit(deadline), own.link);
     if (!answer.ok()) return answer.status();
-    status = control::Verdict(*answer);
+    status = control::AnswerStatus(*answer);
     if (!status.ok()) return status;
   } else {
     absl::StatusOr<Link> link = control::ConnectAndMeet(rendezvous, deadline);
@@ -536,7 +536,7 @@ absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
   if (!own.ok()) return own.status();
   const absl::StatusOr<Frame> answer = control::EndMeeting(
       rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);
-  return answer.ok() ? control::Verdict(*answer) : answer.status();
+  return answer.ok() ? control::AnswerStatus(*answer) : answer.status();
 }
 
 }  // namespace refit
