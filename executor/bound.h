@@ -1,9 +1,8 @@
-// What an executor holds since Bind, and what its sources share.
+// BoundRank: what an executor holds since Bind.
 #ifndef REFIT_EXECUTOR_BOUND_H_
 #define REFIT_EXECUTOR_BOUND_H_
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,24 +16,6 @@
 #include "refit/executor.h"
 
 namespace refit {
-
-// A timeout too long for the clock means no deadline.
-inline Deadline DeadlineAfter(std::chrono::nanoseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point now = Clock::now();
-  return timeout > Clock::time_point::max() - now ? Clock::time_point::max()
-                                                  : now + timeout;
-}
-
-inline absl::Status WithRank(const absl::Status& status, int32_t rank) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("rank ", rank, ": ", status.message()));
-}
-
-// What to call before `call`, which the rank called while in `state`.
-absl::Status OutOfOrder(int32_t rank, const std::string& call,
-                        ExecutorState state);
 
 struct BoundRank {
   BoundRank(Device& device, const BoundRank* earlier)

@@ -10,6 +10,7 @@
 #include "executor/delta/delta_rounds.h"
 #include "executor/delta/refit_versions.h"
 #include "executor/digest/state_check.h"
+#include "executor/executor_calls.h"
 #include "executor/notices.h"
 #include "executor/nvtx.h"
 #include "executor/post_hooks.h"
@@ -58,30 +59,6 @@ std::string_view ExecutorStateName(ExecutorState state) {
       return "closed";
   }
   return "unknown";
-}
-
-// What to call before `call`, which the rank called while in `state`.
-absl::Status OutOfOrder(int32_t rank, const std::string& call,
-                        ExecutorState state) {
-  const auto first = [&]() -> std::string {
-    switch (state) {
-      case ExecutorState::kLoaded:
-        return call == "Bind" ? "connect first" : "connect and bind first";
-      case ExecutorState::kConnected:
-        return "bind first";
-      case ExecutorState::kBound:
-      case ExecutorState::kTorn:
-        return "run first";
-      case ExecutorState::kRunning:
-        return "wait first";
-      case ExecutorState::kClosed:
-        return "make a new executor";
-    }
-    return "";
-  };
-  return absl::FailedPreconditionError(
-      absl::StrCat("rank ", rank, ": ", call, " while ",
-                   std::string(ExecutorStateName(state)), ": ", first()));
 }
 
 RunCounters& RunCounters::operator+=(const RunCounters& other) {

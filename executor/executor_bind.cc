@@ -8,6 +8,7 @@
 #include "executor/delta/bitmaps.h"
 #include "executor/delta/delta_rounds.h"
 #include "executor/delta/refit_versions.h"
+#include "executor/executor_calls.h"
 #include "executor/notices.h"
 #include "executor/nvtx.h"
 #include "executor/post_hooks.h"
@@ -153,12 +154,12 @@ absl::Status Executor::Bind(absl::Span<const BoundTensor> tensors,
   return BindAfter(nullptr, tensors, timeout, std::move(hooks));
 }
 
-absl::Status Executor::Bind(const Bound& earlier,
+absl::Status Executor::Bind(const BoundRank& earlier,
                             std::chrono::nanoseconds timeout) {
   return BindAfter(&earlier, earlier.tensors, timeout, earlier.hooks);
 }
 
-absl::Status Executor::BindAfter(const Bound* before,
+absl::Status Executor::BindAfter(const BoundRank* before,
                                  absl::Span<const BoundTensor> tensors,
                                  std::chrono::nanoseconds timeout,
                                  std::vector<PostHookPerformer> hooks) {
@@ -169,11 +170,11 @@ absl::Status Executor::BindAfter(const Bound* before,
     return OutOfOrder(options_.rank, "Bind", state_);
   }
   const Deadline deadline = DeadlineAfter(timeout);
-  std::shared_ptr<Bound> earlier = std::exchange(bound_, nullptr);
+  std::shared_ptr<BoundRank> earlier = std::exchange(bound_, nullptr);
   const bool is_as_before =
       before != nullptr && (options_.device->IsHost() || before->IsWatched());
-  bound_ = std::make_shared<Bound>(*options_.device,
-                                   is_as_before ? before : nullptr);
+  bound_ = std::make_shared<BoundRank>(*options_.device,
+                                       is_as_before ? before : nullptr);
   const TensorTable table(plan_, options_.rank);
   AssignedHooks assigned = AssignPostHooks(table, hooks);
   for (std::string& problem : BitmapProblems(plan_, options_.rank, tensors)) {

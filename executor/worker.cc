@@ -193,7 +193,7 @@ Worker::~Worker() {
     // Their ends would wait for threads that are not here, and libraries such
     // as UCX end a process that frees what its parent made.
     (void)executor_.release();
-    new std::shared_ptr<const Executor::Bound>(std::move(kept_));
+    new std::shared_ptr<const BoundRank>(std::move(kept_));
     (void)transport_.release();
     new std::shared_ptr<Device>(std::move(device_));
     return;

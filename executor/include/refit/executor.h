@@ -283,7 +283,7 @@ struct RoundMeasurement {
 class RankSchedule;
 class RefitEnqueuer;
 class RefitVersions;
-struct BoundRank;
+struct BoundRank;  // what Bind took, and what was mapped for it
 struct BoundRounds;
 
 // Thread-compatible.
@@ -323,16 +323,14 @@ class Executor {
                     std::chrono::nanoseconds timeout = std::chrono::minutes(10),
                     std::vector<PostHookPerformer> hooks = {});
 
-  // What Bind took, and what was mapped for it.
-  using Bound = BoundRank;
   // For the executor that takes this one's place in the process; null before
   // Bind. What peers map stays mapped while it lives.
-  std::shared_ptr<const Bound> bound() const { return bound_; }
+  std::shared_ptr<const BoundRank> bound() const { return bound_; }
   // The Bind above, of the tensors and hooks that `earlier` has from an
   // executor of the same device. What peers show and map for both plans stays
   // as it is, unless a free of that memory would not be noticed. Refused where
   // memory of a tensor was freed since.
-  absl::Status Bind(const Bound& earlier, std::chrono::nanoseconds timeout);
+  absl::Status Bind(const BoundRank& earlier, std::chrono::nanoseconds timeout);
 
   // The ranks whose tensors this one reads in direct rounds, ascending: since
   // the plan pulls, or since they cannot map its tensors. Valid after Bind.
@@ -413,7 +411,7 @@ class Executor {
   Executor(const PlanFile& plan, const ExecutorOptions& options);
   const fb::RankProgram& program() const;
   HandshakeRecord Record(HandshakeStage stage) const;
-  absl::Status BindAfter(const Bound* before,
+  absl::Status BindAfter(const BoundRank* before,
                          absl::Span<const BoundTensor> tensors,
                          std::chrono::nanoseconds timeout,
                          std::vector<PostHookPerformer> hooks);
@@ -469,7 +467,7 @@ class Executor {
   std::unique_ptr<DeviceMemory> snapshot_;
 
   // Since Bind.
-  std::shared_ptr<Bound> bound_;
+  std::shared_ptr<BoundRank> bound_;
 };
 
 }  // namespace refit

@@ -136,7 +136,7 @@ class Worker {
   std::shared_ptr<LocalFabric> fabric_;
   std::unique_ptr<Transport> transport_;
   // What was bound when the plan was replaced, until the new one is bound.
-  std::shared_ptr<const Executor::Bound> kept_;
+  std::shared_ptr<const BoundRank> kept_;
   std::unique_ptr<Executor> executor_;
   Wire wire_ = Wire::kDefault;
   ExecutorOptions options_;  // as given
