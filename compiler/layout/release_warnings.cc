@@ -26,7 +26,7 @@ struct NewestRelease {
 };
 constexpr std::array kNewest = {
     NewestRelease{LayoutKind::kMegatron, "Megatron Core", "0.19"},
-    NewestRelease{LayoutKind::kFsdp, "transformers", "5.23"},
+    NewestRelease{LayoutKind::kFsdp, "transformers", "5.24"},
     NewestRelease{LayoutKind::kVllm, "vLLM", "0.33"},
     NewestRelease{LayoutKind::kSglang, "SGLang", "0.5.23"},
 };

@@ -136,6 +136,15 @@ TEST(JobWarningsTest, VersionsThatNobodyHasRead) {
       "vLLM 0.33, the newest release this build knows; the names of 0.33 "
       "are used");
   EXPECT_EQ(warnings("1.0").find("destination.version"), 24u);
+  const auto trainer = [](const std::string& layout) {
+    return WarningsOf(kMoe, absl::StrCat("\n\"source\": {\"layout\": ", layout,
+                                         "},\n\"destination\": {\"layout\": "
+                                         "\"vllm\"}"));
+  };
+  EXPECT_EQ(trainer(R"("fsdp", "fused_experts": true, "version": "5.24")"), "");
+  EXPECT_NE(trainer(R"("fsdp", "fused_experts": true, "version": "5.99")"), "");
+  EXPECT_EQ(trainer(R"("megatron", "version": "0.19.2")"), "");
+  EXPECT_NE(trainer(R"("megatron", "version": "0.99")"), "");
   EXPECT_EQ(warnings("0.33.2"), "");
   EXPECT_EQ(warnings("0.10"), "");
 }

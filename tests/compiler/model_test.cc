@@ -988,6 +988,13 @@ TEST(SafetensorsTest, DisagreementWithTheConfigIsReported) {
             "a parameter of a qwen2 model with this config.json\n");
 }
 
+// As Llama's, Qwen2's and Mixtral's older checkpoints store it.
+TEST(SafetensorsTest, FrequenciesStoredInEachLayerAreLeftAlone) {
+  std::vector<Stored> tensors = SmallCheckpoint();
+  tensors.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", {1}});
+  EXPECT_EQ(ReadWithConfig(tensors).errors, "");
+}
+
 // As DeepSeek's and Moonshot's checkpoints store them: weights in FP8 with
 // scales, buffers that no code reads, the layers that predict.
 TEST(SafetensorsTest, WhatIsStoredBesideTheParamsIsLeftAlone) {
