@@ -280,6 +280,12 @@ class Executor:
                 error.message += (f'\nin the module others took the place of {len(replaced)} bound tensors, the first is '
                                   f'"{next(iter(replaced))}": bind again, on all ranks of a plan with direct rounds')
             raise
+        except KeyboardInterrupt:
+            # It may come when the native call has returned. No other rank hears of it then, and each waits for this one at
+            # the end of the refit.
+            if wait and self.state == "running":
+                self.wait()
+            raise
         if wait:
             self.wait()
         return self

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import refit
@@ -180,6 +181,36 @@ def test_another_thread_interrupts_a_wait(tiny_job):
     with pytest.raises(refit.Cancelled, match="rank 0: interrupted"):
         executor.connect(timeout=60)
     timer.join()
+
+
+def test_a_signal_as_a_refit_ends_leaves_no_rank_waiting(tiny_job):
+    """The handler runs when the native call has returned, before the others are told that this rank is done."""
+    plan = refit.compile(tiny_job)
+    fabric = refit.LocalFabric(4)
+    executors = [refit.Executor(plan, rank, fabric=fabric) for rank in range(4)]
+    held = [{name: np.zeros(info.shape, np.float32) for name, info in plan.tensors(rank).items()} for rank in range(4)]
+    raised = []
+
+    def enqueued(_):
+        raise KeyboardInterrupt
+
+    def live(rank):
+        executors[rank].connect(timeout=60)
+        executors[rank].bind(held[rank])
+        if rank == 1:
+            executors[rank]._meter.enqueued = enqueued
+        try:
+            executors[rank].run(timeout=60)
+        except KeyboardInterrupt:
+            raised.append(rank)
+
+    threads = [threading.Thread(target=live, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == [1]
+    assert [executor.state for executor in executors] == ["bound"] * 4
 
 
 def test_a_signal_does_not_hide_the_error_that_it_comes_with(tiny_job):
