@@ -31,7 +31,9 @@ std::vector<std::vector<Shifts>> ListShifts(const fb::Body& body) {
         rank < body.source_ranks() ? shifts.first : shifts.second;
     if (shift > rank) return {};
     const uint32_t first = rank - shift;
-    if (ShiftsOf(body, first) != Shifts() ||
+    const bool is_source = rank < body.source_ranks();
+    if (is_source != (first < body.source_ranks()) ||
+        ShiftsOf(body, first) != Shifts() ||
         !AreShared(*programs.Get(first), *programs.Get(rank))) {
       return {};
     }

@@ -45,10 +45,11 @@ bool StagingHasRoom(const Module& module) {
 // as it takes until none does.
 void ChooseTrees(const NetworkLinks& links, int32_t wave, Flows& flows,
                  Module& module) {
-  TreeChoices choices(links, wave, flows);
+  TreeChoices choices(links, wave, flows, /*near_send=*/true);
   const double target = choices.LongestOnce();
   if (choices.Longest() <= target * kGainOfTrees) return;
   const std::vector<TreeChoice> chosen = choices.Choose(target);
+  if (chosen.empty()) return;
   int64_t bytes = 0;
   for (const TreeChoice& choice : chosen) bytes += choice.share->bytes;
   // What each set of holders sends would be so little, in the mean, that its
@@ -86,7 +87,7 @@ int64_t ReceiversOf(const NetworkLinks& links, size_t nic, int32_t wave,
 // messages of the busiest take longer to start than on the wire.
 void LevelSources(const Module& module, const NetworkLinks& links, int32_t wave,
                   Flows& flows, RoutedPieces& routed) {
-  TreeChoices choices(links, wave, flows);
+  TreeChoices choices(links, wave, flows, /*near_send=*/false);
   const double longest = choices.LongestSent();
   const double target = std::max(choices.LongestOnce(), choices.MeanSent());
   if (longest < target * kGainOfLeveling) return;

@@ -39,8 +39,10 @@ NetworkLinks::NetworkLinks(const Module& module) {
   }
 }
 
-TreeChoices::TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows)
+TreeChoices::TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows,
+                         bool near_send)
     : links_(links),
+      near_send_(near_send),
       sent_(links.size(), 0),
       once_(sent_),
       by_link_(sent_.size()) {
@@ -71,7 +73,8 @@ void TreeChoices::Add(const TreeChoice& choice) {
     if (fed > passed_on) saved[link] += (fed - passed_on) / speed;
   };
   // Receivers on the sources' host send as much as the sources then.
-  const double senders = holders + static_cast<double>(choice.key->near.size());
+  const double senders =
+      holders + (near_send_ ? static_cast<double>(choice.key->near.size()) : 0);
   for (const Rank holder : *choice.holders) {
     cross(links_.EgressOf(holder), bytes * count / holders, bytes / senders);
   }

@@ -53,8 +53,10 @@ struct TreeChoice {
 // shares that are chosen.
 class TreeChoices {
  public:
-  // The links outlive this.
-  TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows);
+  // The links outlive this. `near_send`: what is chosen is sent by receivers on
+  // the sources' host, too.
+  TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows,
+              bool near_send);
 
   // Of the links by which bytes arrive, if each byte crosses them once.
   double LongestOnce() const { return longest_once_; }
@@ -84,6 +86,7 @@ class TreeChoices {
   void Take(size_t choice, std::vector<TreeChoice>& chosen);
 
   const NetworkLinks& links_;
+  const bool near_send_;
   std::vector<double> sent_;  // seconds, by link
   double longest_once_ = 0;
   std::vector<double> once_;  // by link
