@@ -53,8 +53,8 @@ TreeChoices::TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows,
     }
   }
   for (size_t link = 0; link < once_.size(); ++link) {
-    if (!links.IsEgress(link))
-      longest_once_ = std::max(longest_once_, once_[link]);
+    if (links.IsEgress(link)) continue;
+    longest_once_ = std::max(longest_once_, once_[link]);
   }
   is_chosen_.resize(choices_.size(), false);
 }
@@ -104,7 +104,8 @@ void TreeChoices::Add(const TreeChoice& choice) {
       const double outside =
           holders - (inside == holders_of.end() ? 0 : inside->second);
       const double part = bytes * outside / holders;
-      if (outside > 0) cross(uplink + 1, part * of_leaf, part);
+      if (outside > 0)
+        cross(NetworkLinks::DownlinkOf(uplink), part * of_leaf, part);
     }
   }
   if (saved.empty()) return;

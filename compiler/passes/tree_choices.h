@@ -27,7 +27,8 @@ class NetworkLinks {
   size_t IngressOf(Rank rank) const { return nics_.size() + EgressOf(rank); }
   bool has_leaves() const { return !leaves_.empty(); }
   size_t UplinkOf(Rank rank) const { return leaves_[IndexOf(rank)]; }
-  size_t DownlinkOf(Rank rank) const { return UplinkOf(rank) + 1; }
+  // Of the same leaf.
+  static size_t DownlinkOf(size_t uplink) { return uplink + 1; }
 
   size_t size() const { return bytes_per_second_.size(); }
   // How many NICs the sources have whose messages are planned.
