@@ -401,7 +401,9 @@ inline constexpr auto kTopologyKeys = std::tuple(
         &TopologySpec::rails),
     Key({.name = "spine_oversubscription",
          .help = "how many times faster the NICs of a leaf are together than "
-                 "its way to the other leaves. At least 1",
+                 "its way to the other leaves. At least 1. Each of its hosts "
+                 "counts with as many NICs as the host of the plan that has "
+                 "most",
          .in_digest_if_given = true},
         &TopologySpec::spine_oversubscription));
 
