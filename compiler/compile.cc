@@ -319,9 +319,9 @@ bool IsLess(int64_t nanoseconds, int64_t percent, int64_t of) {
   return nanoseconds * 100 < of * percent;
 }
 
-// Plans of a job are compared if simulating them takes little beside compiling:
-// a second for four times as many messages.
-constexpr size_t kMessagesTried = size_t{1} << 16;
+// Plans of a job are compared until so many messages have been simulated, which
+// takes a second.
+constexpr size_t kMessagesSimulated = size_t{1} << 18;
 // One whose rounds have another shape is kept only if it takes less than this
 // part of the time of the best so far.
 constexpr int64_t kFasterPercent = 99;
@@ -338,8 +338,8 @@ absl::StatusOr<int64_t> NanosecondsOf(const Draft& draft) {
 
 // The plan that the simulator finds fastest: `draft`, whose rounds are full,
 // one with rounds of another shape, one along trees instead of broadcasts, one
-// in which sources feed every host, or one whose flows are planned by host
-// instead of by NVLink domain.
+// along two trees instead of a chain, one in which sources feed every host, or
+// one whose flows are planned by host instead of by NVLink domain.
 class Contest {
  public:
   Contest(const Job& job, const Inputs& inputs, const Limits& limits,
@@ -354,6 +354,10 @@ class Contest {
     const Stats& stats = draft_.stats;
     std::vector<Limits> others;
     if (stats.trees) others.emplace_back(limits_).trees = false;
+    // A chain crosses the way of each leaf once, and has a step for each host.
+    if (stats.trees && draft_.topology.HasNarrowLeaves()) {
+      others.emplace_back(limits_).chains_leaves = false;
+    }
     if (stats.broadcasts) others.emplace_back(limits_).broadcasts = false;
     if (draft_.joins_hosts) others.emplace_back(limits_).joins_hosts = false;
     if (stats.routes_flows && !stats.broadcasts && !draft_.joins_hosts &&
@@ -362,10 +366,14 @@ class Contest {
       others.emplace_back(limits_).shape.sizes = Sizes::kEven;
       others.emplace_back(limits_).shape.sizes = Sizes::kFitted;
     }
-    if (others.empty() || draft_.messages > kMessagesTried || !Start().ok()) {
+    // Simulating the first is in vain if no other one is.
+    if (others.empty() || 2 * draft_.messages > kMessagesSimulated ||
+        !Start().ok()) {
       return std::move(draft_);
     }
-    for (const Limits& other : others) Try(other);
+    for (const Limits& other : others) {
+      if (simulated_ + draft_.messages <= kMessagesSimulated) Try(other);
+    }
     return std::move(draft_);
   }
 
@@ -373,6 +381,7 @@ class Contest {
   absl::Status Start() {
     const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(draft_);
     if (nanoseconds.ok()) least_ = *nanoseconds;
+    simulated_ = draft_.messages;
     return nanoseconds.status();
   }
 
@@ -390,6 +399,7 @@ class Contest {
     if (draft->relays_directly && !limits.relays_directly) return;
     if (!AllowsPeers(limits, draft->most_peers)) return;
     const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
+    simulated_ += draft->messages;
     if (!nanoseconds.ok() || !IsLess(*nanoseconds, kFasterPercent, least_)) {
       return;
     }
@@ -402,7 +412,8 @@ class Contest {
   const CompileOptions quiet_;
   const Limits limits_;
   Draft draft_;
-  int64_t least_ = 0;  // nanoseconds of `draft_`
+  int64_t least_ = 0;     // nanoseconds of `draft_`
+  size_t simulated_ = 0;  // messages
 };
 
 // Above that the user is told of what deltas cost a dense refit.
@@ -432,6 +443,25 @@ std::optional<double> SecondsWithoutDelta(const Job& job, const Inputs& inputs,
   return predicted;
 }
 
+// What to try, in this order, where ranks exchange with more than the job
+// allows.
+std::vector<Limits> WithFewerPeers(const Limits& limits, const Stats& stats) {
+  std::vector<Limits> all;
+  if (!limits.relays) return all;
+  const auto also_by_rails = [&] {
+    all.push_back(all.empty() ? limits : all.back());
+    all.back().by_rails = true;
+  };
+  // A rank has four peers in two broadcasts.
+  if (stats.broadcasts) all.emplace_back(limits).broadcasts = false;
+  also_by_rails();
+  if (stats.trees) {
+    all.emplace_back(limits).trees = false;
+    also_by_rails();
+  }
+  return all;
+}
+
 absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
                                              const CompileOptions& options,
                                              PassTimes& times,
@@ -453,17 +483,9 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
           Drafted(job, *inputs, limits, quiet, unheard, unread);
       if (other.ok()) draft = std::move(other);
     };
-    // A rank has four peers in two broadcasts.
-    if (!AllowsPeers(limits, draft->most_peers) && draft->stats.broadcasts) {
-      limits.broadcasts = false;
-      draft_anew();
-    }
-    if (!AllowsPeers(limits, draft->most_peers) && limits.relays) {
-      limits.by_rails = true;
-      draft_anew();
-    }
-    if (!AllowsPeers(limits, draft->most_peers) && draft->stats.trees) {
-      limits.trees = false;
+    for (const Limits& fewer : WithFewerPeers(limits, draft->stats)) {
+      if (AllowsPeers(limits, draft->most_peers)) break;
+      limits = fewer;
       draft_anew();
     }
     // What does not fit into staging is stored by those that received it.

@@ -127,8 +127,8 @@ uint32_t Links::GpuOf(int32_t rank) const {
   return static_cast<uint32_t>(shares ? rank - sites_.source_ranks : rank);
 }
 
-Links::Links(Sites sites, const Options& options)
-    : sites_(std::move(sites)), options_(options) {
+Links::Links(Sites sites, Options options)
+    : sites_(std::move(sites)), options_(std::move(options)) {
   for (int32_t rank = 0; rank < ranks(); ++rank) {
     const uint32_t number = GpuOf(rank);
     if (number >= gpus_.size()) gpus_.resize(number + 1);

@@ -48,8 +48,8 @@ struct Place {
 // Links are numbered in the order in which messages first cross them.
 class Links {
  public:
-  // Requires that all ranks of the options are there. These outlive this.
-  Links(Sites sites, const Options& options);
+  // Requires that all ranks of the options are there.
+  Links(Sites sites, Options options);
 
   // What is wrong with the dead NICs.
   absl::Status CheckNics() const;
@@ -112,7 +112,7 @@ class Links {
   double UplinkSpeed(LinkKind kind, uint32_t owner) const;
 
   const Sites sites_;
-  const Options& options_;
+  const Options options_;
   std::vector<Gpu> gpus_;
   std::vector<Nic> nics_;
   std::map<uint32_t, uint32_t> nics_of_host_;  // how many

@@ -441,6 +441,8 @@ struct Limits {
   bool relays = false;      // destination ranks may pass on what they received
   bool broadcasts = false;  // ranks may broadcast, if they relay
   bool trees = true;        // hosts may pass on to hosts, or be broadcast to
+  // Where the ways of leaves are narrow, they do so in one chain.
+  bool chains_leaves = true;
   bool joins_hosts = true;  // NVLink domains may be sites (Module::SiteOf)
   bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 #include <vector>
 
 #include "compiler/passes/passes.h"
+#include "compiler/passes/tree_choices.h"
 
 namespace refit {
 namespace {
@@ -13,9 +15,20 @@ namespace {
 // hold them.
 using BytesByHolders = std::map<std::vector<Rank>, double>;
 
-// The most bytes that a set of sources holds alone, for each of its ranks: they
-// leave these at least once.
-double MostPerHolder(const BytesByHolders& bytes) {
+// What a rank takes to send or receive so much between hosts. A round starts
+// before its bytes, and they have room in the rank's staging.
+double RankSeconds(double bytes, double nic_bytes_per_second,
+                   const Limits& limits) {
+  constexpr double kRounding = 1e-9;
+  const double rounds = bytes / static_cast<double>(limits.staging_bytes);
+  return bytes / nic_bytes_per_second +
+         std::ceil(rounds * (1 - kRounding)) * kStagedRoundSeconds;
+}
+
+// The longest of what sets of sources take to send, once, what they alone hold.
+double LeavingSeconds(
+    const BytesByHolders& bytes,
+    const std::function<double(const std::vector<Rank>&, double)>& seconds_of) {
   std::map<Rank, std::vector<const BytesByHolders::value_type*>> by_first;
   for (const auto& entry : bytes) {
     by_first[entry.first.front()].push_back(&entry);
@@ -33,19 +46,9 @@ double MostPerHolder(const BytesByHolders& bytes) {
         }
       }
     }
-    most = std::max(most, sum / static_cast<double>(holders.size()));
+    most = std::max(most, seconds_of(holders, sum));
   }
   return most;
-}
-
-// What a rank takes to send or receive so much between hosts. A round starts
-// before its bytes, and they have room in the rank's staging.
-double RankSeconds(double bytes, double nic_bytes_per_second,
-                   const Limits& limits) {
-  constexpr double kRounding = 1e-9;
-  const double rounds = bytes / static_cast<double>(limits.staging_bytes);
-  return bytes / nic_bytes_per_second +
-         std::ceil(rounds * (1 - kRounding)) * kStagedRoundSeconds;
 }
 
 // Ranks that a cut divides from all others: those of an NVLink domain, or of a
@@ -192,7 +195,8 @@ Enclaves LeavesOf(const Module& module,
 // - what an NVLink domain or a leaf wants and does not hold, or holds alone and
 //   others want, over its NICs or its way to the other leaves;
 // - what some sources hold and other domains alone want, over the NICs of these
-//   sources, because no source receives.
+//   sources, and what other leaves alone want, over the ways of theirs, because
+//   no source receives.
 // What goes between hosts starts, and a rank starts as often as its staging is
 // full. Boxes that overlap without being equal count as different. What sources
 // of one part of a folded job hold, those of the others hold too.
@@ -211,7 +215,7 @@ void SetLowerBound(Module& module) {
   Enclaves leaves = LeavesOf(module, hosts, nic);
   std::vector<double> received(topology.host.size(), 0);
   std::vector<double> held(topology.host.size(), 0);  // by no other rank
-  BytesByHolders leaving;
+  BytesByHolders leaving, leaving_leaves;
   std::vector<Rank> sources;
   std::vector<Rank> destinations;
   for (const Piece& piece : module.pieces) {
@@ -240,18 +244,37 @@ void SetLowerBound(Module& module) {
       held[IndexOf(sources.front())] += bytes / copies;
     }
     const bool meet = domains.Add(sources, destinations, bytes, copies);
-    if (!leaves.of.empty()) {
-      leaves.Add(sources, destinations, bytes, copies);
-    }
-    // Receivers beside a source might pass it on over NICs of their own.
+    const bool leave =
+        !leaves.of.empty() && !leaves.Add(sources, destinations, bytes, copies);
+    // Receivers beside a source might pass it on over NICs of their own, or
+    // inside the leaf.
     if (!meet) leaving[sources] += bytes / copies;
+    if (leave) leaving_leaves[sources] += bytes / copies;
   }
   double on_links = 0;
   for (const std::vector<double>* bytes : {&received, &held}) {
     on_links = std::max(
         on_links, *std::max_element(bytes->begin(), bytes->end()) / links);
   }
-  double on_network = RankSeconds(MostPerHolder(leaving), nic, module.limits);
+  const NetworkLinks network(module);
+  const auto of_nics = [&](const std::vector<Rank>& holders, double sum) {
+    std::set<size_t> nics;
+    for (const Rank rank : holders) nics.insert(network.EgressOf(rank));
+    const auto count = static_cast<double>(nics.size());
+    // Where ranks share a NIC, one sends while a round of another starts.
+    return nics.size() < holders.size()
+               ? sum / (nic * count) + kStagedRoundSeconds
+               : RankSeconds(sum / count, nic, module.limits);
+  };
+  const auto of_ways = [&](const std::vector<Rank>& holders, double sum) {
+    double ways = 0;
+    for (const int32_t leaf : leaves.Numbers(holders)) {
+      ways += leaves.by_number.at(leaf).out_bytes_per_second;
+    }
+    return sum / ways + kStagedRoundSeconds;
+  };
+  double on_network = std::max(LeavingSeconds(leaving, of_nics),
+                               LeavingSeconds(leaving_leaves, of_ways));
   for (const Enclaves* enclaves : {&domains, &leaves}) {
     for (const auto& [number, enclave] : enclaves->by_number) {
       on_network = std::max(on_network, enclave.Seconds());

@@ -6,6 +6,7 @@
 
 #include "compiler/ir/counting_sort.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/tree_choices.h"
 #include "llvm/ADT/EquivalenceClasses.h"
 
 namespace refit {
@@ -34,6 +35,7 @@ struct Choice {
   int64_t bytes = 0;
   int32_t wave = 0;
   Route route = Route::kUnspecified;
+  Route link = Route::kUnspecified;  // kPeer also between hosts of a domain
   // Which of the chooser's sets; choices one after the other often share one.
   // At least two senders, ascending, of the nearest route.
   size_t candidates = 0;
@@ -41,13 +43,14 @@ struct Choice {
 
 class Chooser {
  public:
-  explicit Chooser(const Module& module)
+  Chooser(const Module& module, const NetworkLinks& links)
       : module_(module),
+        links_(links),
         loads_(static_cast<size_t>(module.waves)),
         feeders_(static_cast<size_t>(module.world_size())),
         pair_loads_(static_cast<size_t>(module.world_size()), 0) {
-    for (LoadsByRoute& by_route : loads_) {
-      for (std::vector<int64_t>& loads : by_route) {
+    for (LoadsByLink& by_link : loads_) {
+      for (std::vector<int64_t>& loads : by_link) {
         loads.resize(static_cast<size_t>(module.world_size()), 0);
       }
     }
@@ -56,43 +59,49 @@ class Chooser {
   // Assigns a sender to every piece for every receiver; transfers in no order.
   std::vector<Transfer> Assign();
 
-  // Over all senders that had a choice: the worst of load / max(mean load of
-  // those that can take load from each other, load without a choice). 1 is
-  // perfect. Of several waves, the mean that their busiest senders weigh.
+  // Over all senders that had a choice, or their NICs: the worst of load /
+  // max(mean load of those that can take load from each other, load without a
+  // choice). 1 is perfect. Of several waves, the mean that their busiest
+  // senders weigh.
   double Imbalance() const { return imbalance_; }
 
  private:
   // Transfers that leave no choice go to `transfers` at once.
   std::vector<Choice> ListChoices(std::vector<Transfer>& transfers);
   Rank Pick(const Choice& choice);
-  using LoadsByRoute =
+  using LoadsByLink =
       std::array<std::vector<int64_t>, static_cast<size_t>(Route::MAX) + 1>;
 
-  // The worst of one wave's senders by one route, and the largest load of them.
+  // The worst of one wave's senders by one link, and the largest load of them.
   struct WaveImbalance {
     double imbalance = 1;
     int64_t load = 0;
   };
   // `choices`: of the wave.
-  WaveImbalance ImbalanceOf(Route route, absl::Span<const Choice> choices,
+  WaveImbalance ImbalanceOf(Route link, absl::Span<const Choice> choices,
                             const std::vector<int64_t>& loads,
                             const std::vector<int64_t>& fixed_loads) const;
   void MeasureImbalance(absl::Span<const Choice> choices,
-                        const std::vector<LoadsByRoute>& fixed_loads);
-  // Links of different routes work side by side, and waves one after the other,
-  // so each has its loads.
-  std::vector<int64_t>& LoadsOf(int32_t wave, Route route) {
-    return loads_[static_cast<size_t>(wave)][static_cast<size_t>(route)];
+                        const std::vector<LoadsByLink>& fixed_loads);
+  // NVLink and NICs work side by side, and waves one after the other, so each
+  // has its loads.
+  std::vector<int64_t>& LoadsOf(int32_t wave, Route link) {
+    return loads_[static_cast<size_t>(wave)][static_cast<size_t>(link)];
+  }
+  // Whose load it is: ranks may share a NIC.
+  size_t SenderOf(Rank source, Route link) const {
+    return link == Route::kNetwork ? links_.EgressOf(source) : IndexOf(source);
   }
 
   const Module& module_;
+  const NetworkLinks& links_;
   // A sender of a destination that had a choice, and the bytes for it.
   struct Feeder {
     Rank source{};
     int64_t bytes = 0;
   };
 
-  std::vector<LoadsByRoute> loads_;  // bytes to send, by wave, route, rank
+  std::vector<LoadsByLink> loads_;  // bytes to send, by wave, link, sender
   std::vector<std::vector<Feeder>> feeders_;  // by destination
   // By source: of the destination that Pick looks at, else 0.
   std::vector<int64_t> pair_loads_;
@@ -128,7 +137,9 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
       if (candidates.size() == 1) {
         // What is broadcast is sent once.
         if (!piece.broadcasts || destination == piece.destinations.front()) {
-          LoadsOf(piece.wave, nearest)[IndexOf(candidates.front())] += bytes;
+          LoadsOf(piece.wave,
+                  nearest_link)[SenderOf(candidates.front(), nearest_link)] +=
+              bytes;
         }
         transfers.push_back({.piece = id,
                              .source = candidates.front(),
@@ -143,6 +154,7 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
                          .bytes = bytes,
                          .wave = piece.wave,
                          .route = nearest,
+                         .link = nearest_link,
                          .candidates = candidates_.size() - 1});
     }
   }
@@ -151,11 +163,11 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
 
 // Also adds the choice's bytes to the feeders of its destination.
 Rank Chooser::Pick(const Choice& choice) {
-  const std::vector<int64_t>& loads = LoadsOf(choice.wave, choice.route);
+  const std::vector<int64_t>& loads = LoadsOf(choice.wave, choice.link);
   const std::vector<Rank>& candidates = candidates_[choice.candidates];
   int64_t least = std::numeric_limits<int64_t>::max();
   for (Rank source : candidates) {
-    least = std::min(least, loads[IndexOf(source)]);
+    least = std::min(least, loads[SenderOf(source, choice.link)]);
   }
   // Among senders that are about as free as the freest. Inside a host a pair
   // of GPUs alone does not fill a link, so spread a receiver over senders;
@@ -169,7 +181,7 @@ Rank Chooser::Pick(const Choice& choice) {
   Rank best = candidates.front();
   std::array<int64_t, 3> best_key = {std::numeric_limits<int64_t>::max(), 0, 0};
   for (Rank source : candidates) {
-    const int64_t load = loads[IndexOf(source)];
+    const int64_t load = loads[SenderOf(source, choice.link)];
     if (load > least + choice.bytes) continue;
     const int64_t pair_load = pair_loads_[IndexOf(source)];
     const int64_t preference =
@@ -192,7 +204,7 @@ Rank Chooser::Pick(const Choice& choice) {
 }
 
 Chooser::WaveImbalance Chooser::ImbalanceOf(
-    Route route, absl::Span<const Choice> choices,
+    Route link, absl::Span<const Choice> choices,
     const std::vector<int64_t>& loads,
     const std::vector<int64_t>& fixed_loads) const {
   WaveImbalance worst;
@@ -200,37 +212,38 @@ Chooser::WaveImbalance Chooser::ImbalanceOf(
   llvm::EquivalenceClasses<size_t> classes;
   std::vector<bool> seen(candidates_.size(), false);
   for (const Choice& choice : choices) {
-    if (choice.route != route || seen[choice.candidates]) continue;
+    if (choice.link != link || seen[choice.candidates]) continue;
     seen[choice.candidates] = true;
     const std::vector<Rank>& candidates = candidates_[choice.candidates];
     for (Rank candidate : candidates) {
-      classes.unionSets(IndexOf(candidates.front()), IndexOf(candidate));
+      classes.unionSets(SenderOf(candidates.front(), link),
+                        SenderOf(candidate, link));
     }
   }
   for (auto found = classes.begin(); found != classes.end(); ++found) {
     if (!found->isLeader()) continue;
-    const std::vector<size_t> ranks(classes.member_begin(found),
-                                    classes.member_end());
+    const std::vector<size_t> senders(classes.member_begin(found),
+                                      classes.member_end());
     int64_t sum = 0;
-    for (size_t rank : ranks) sum += loads[rank];
+    for (size_t sender : senders) sum += loads[sender];
     const double mean =
-        static_cast<double>(sum) / static_cast<double>(ranks.size());
-    for (size_t rank : ranks) {
-      if (loads[rank] == 0) continue;
+        static_cast<double>(sum) / static_cast<double>(senders.size());
+    for (size_t sender : senders) {
+      if (loads[sender] == 0) continue;
       const double reachable =
-          std::max(mean, static_cast<double>(fixed_loads[rank]));
-      worst.imbalance = std::max(worst.imbalance,
-                                 static_cast<double>(loads[rank]) / reachable);
-      worst.load = std::max(worst.load, loads[rank]);
+          std::max(mean, static_cast<double>(fixed_loads[sender]));
+      worst.imbalance = std::max(
+          worst.imbalance, static_cast<double>(loads[sender]) / reachable);
+      worst.load = std::max(worst.load, loads[sender]);
     }
   }
   return worst;
 }
 
 void Chooser::MeasureImbalance(absl::Span<const Choice> choices,
-                               const std::vector<LoadsByRoute>& fixed_loads) {
-  for (Route route : kNearestFirst) {
-    const size_t by_route = static_cast<size_t>(route);
+                               const std::vector<LoadsByLink>& fixed_loads) {
+  for (Route link : kNearestFirst) {
+    const size_t by_link = static_cast<size_t>(link);
     double load = 0;
     double reachable = 0;
     for (size_t begin = 0; begin < choices.size();) {
@@ -240,8 +253,8 @@ void Chooser::MeasureImbalance(absl::Span<const Choice> choices,
         ++end;
       }
       const WaveImbalance worst =
-          ImbalanceOf(route, choices.subspan(begin, end - begin),
-                      loads_[wave][by_route], fixed_loads[wave][by_route]);
+          ImbalanceOf(link, choices.subspan(begin, end - begin),
+                      loads_[wave][by_link], fixed_loads[wave][by_link]);
       load += static_cast<double>(worst.load);
       reachable += static_cast<double>(worst.load) / worst.imbalance;
       begin = end;
@@ -253,7 +266,7 @@ void Chooser::MeasureImbalance(absl::Span<const Choice> choices,
 std::vector<Transfer> Chooser::Assign() {
   std::vector<Transfer> transfers;
   std::vector<Choice> choices = ListChoices(transfers);
-  const std::vector<LoadsByRoute> fixed_loads = loads_;
+  const std::vector<LoadsByLink> fixed_loads = loads_;
   // Wave by wave, so that each is level; in it the largest first, so that the
   // small ones level what is left.
   std::stable_sort(
@@ -262,7 +275,8 @@ std::vector<Transfer> Chooser::Assign() {
       });
   for (const Choice& choice : choices) {
     const Rank source = Pick(choice);
-    LoadsOf(choice.wave, choice.route)[IndexOf(source)] += choice.bytes;
+    LoadsOf(choice.wave, choice.link)[SenderOf(source, choice.link)] +=
+        choice.bytes;
     transfers.push_back({.piece = choice.piece,
                          .source = source,
                          .destination = choice.destination});
@@ -344,6 +358,7 @@ std::vector<int64_t> PartBytesToTry(const Module& module) {
 }  // namespace
 
 absl::Status ChooseSources(const PassOptions&, Module& module) {
+  const NetworkLinks links(module);
   // Pieces are many: the module's are not copied, only those that are cut.
   std::optional<std::vector<Piece>> best_cut;  // none: the pieces are whole
   double best_imbalance = std::numeric_limits<double>::infinity();
@@ -353,7 +368,7 @@ absl::Status ChooseSources(const PassOptions&, Module& module) {
       cut = CutPieces(module, part_bytes);
       std::swap(module.pieces, *cut);
     }
-    Chooser chooser(module);
+    Chooser chooser(module, links);
     std::vector<Transfer> transfers = chooser.Assign();
     if (cut.has_value()) std::swap(module.pieces, *cut);
     if (chooser.Imbalance() * kImbalanceGain >= best_imbalance) continue;

@@ -1,13 +1,18 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/types/span.h"
+#include "compiler/module_sites.h"
 #include "compiler/passes/passes.h"
+#include "simulator/links.h"
 
 namespace refit {
 namespace {
@@ -239,23 +244,25 @@ std::optional<Fold> FoldOf(const Copies& sources, const Copies& destinations,
   return fold;
 }
 
-// Whether no NVLink domain has ranks of two parts, nor a leaf whose way to the
-// others is narrow, and ranks of a part share one where those of the first one
-// like it do.
+// Whether no NVLink domain has ranks of two parts, and ranks of a part share a
+// domain, or a leaf whose way to the others is narrow, where those of the first
+// one like it do.
 bool HostsAreAlike(const Module& module) {
-  const auto are_alike = [&](const auto& place_of) {
+  enum Ranks { kOfOnePart, kOfAnyPart };
+  const auto are_alike = [&](Ranks ranks, const auto& place_of) {
     std::map<int32_t, int32_t> part_of;
-    std::map<int32_t, int32_t> first_of;                      // part's to first
-    std::map<std::pair<int32_t, int32_t>, int32_t> place_in;  // and back
+    // By part: from its places to those of the first one like it, and back.
+    std::map<std::pair<int32_t, int32_t>, int32_t> first_of, place_in;
     for (int32_t rank = 0; rank < module.world_size(); ++rank) {
       const int32_t part = module.PartOf(Rank{rank});
       const int32_t place = place_of(Rank{rank});
       const int32_t first = place_of(module.FirstOf(Rank{rank}));
-      if (part_of.try_emplace(place, part).first->second != part) return false;
-      if (first_of.try_emplace(place, first).first->second != first) {
+      if (ranks == kOfOnePart &&
+          part_of.try_emplace(place, part).first->second != part) {
         return false;
       }
-      if (place_in.try_emplace({part, first}, place).first->second != place) {
+      if (first_of.try_emplace({part, place}, first).first->second != first ||
+          place_in.try_emplace({part, first}, place).first->second != place) {
         return false;
       }
     }
@@ -265,10 +272,11 @@ bool HostsAreAlike(const Module& module) {
     return module.topology.host[IndexOf(rank)];
   };
   const Topology& topology = module.topology;
-  return are_alike(host_of) && are_alike([&](Rank rank) {
-           return topology.DomainOf(host_of(rank));
-         }) &&
-         (!topology.HasNarrowLeaves() || are_alike([&](Rank rank) {
+  return are_alike(kOfOnePart, host_of) &&
+         are_alike(
+             kOfOnePart,
+             [&](Rank rank) { return topology.DomainOf(host_of(rank)); }) &&
+         (!topology.HasNarrowLeaves() || are_alike(kOfAnyPart, [&](Rank rank) {
            return host_of(rank) / topology.fabric->hosts_per_leaf;
          }));
 }
@@ -311,38 +319,104 @@ Bytes SentBytes(const Module& module, const Copies& sources) {
   return sent;
 }
 
-// What ranks receive over the network, if those of a host pass on to each other
-// what several of them want.
-Bytes ReceivedBytes(const Module& module, const Copies& destinations) {
-  // Hosts whose ranks are of the same classes want the same.
-  std::map<int32_t, std::vector<int32_t>> hosts;  // first ranks of classes
-  for (const Class& ranks : destinations.classes) {
-    for (const int32_t rank : ranks) {
-      hosts[module.topology.host[static_cast<size_t>(rank)]].push_back(
-          ranks.front());
+// What destination ranks want, each byte once. Ranks stand for their class.
+class WantedBytes {
+ public:
+  WantedBytes(const Module& module, const Copies& destinations)
+      : module_(module),
+        first_of_class_(static_cast<size_t>(module.world_size()), 0) {
+    for (const Class& ranks : destinations.classes) {
+      for (const int32_t rank : ranks) {
+        first_of_class_[static_cast<size_t>(rank)] = ranks.front();
+      }
     }
   }
-  std::map<std::vector<int32_t>, double> bytes_of;
-  Bytes received;
-  for (const auto& [host, ranks] : hosts) {
-    const auto [found, is_new] = bytes_of.try_emplace(ranks, 0);
-    absl::flat_hash_set<Held> held;
+
+  double Of(absl::Span<const int32_t> ranks) {
+    std::set<int32_t> classes;
     for (const int32_t rank : ranks) {
-      if (!is_new) break;
-      for (const BufferId id : module.buffers_of(Rank{rank})) {
-        const Buffer& buffer = module.buffers[id];
+      classes.insert(first_of_class_[static_cast<size_t>(rank)]);
+    }
+    const auto [found, is_new] = bytes_of_.try_emplace(std::move(classes), 0);
+    if (!is_new) return found->second;
+    absl::flat_hash_set<Held> held;
+    for (const int32_t rank : found->first) {
+      for (const BufferId id : module_.buffers_of(Rank{rank})) {
+        const Buffer& buffer = module_.buffers[id];
         for (const Fragment& fragment : buffer.fragments) {
           if (held.insert({fragment.param, fragment.box}).second) {
-            found->second += BytesOf(module, buffer, fragment);
+            found->second += BytesOf(module_, buffer, fragment);
           }
         }
       }
     }
-    received.all += found->second;
-    received.most = std::max(received.most,
-                             found->second / static_cast<double>(ranks.size()));
+    return found->second;
+  }
+
+ private:
+  const Module& module_;
+  std::vector<int32_t> first_of_class_;  // by rank
+  std::map<std::set<int32_t>, double> bytes_of_;
+};
+
+// What ranks receive over the network, if those of a host pass on to each other
+// what several of them want.
+Bytes ReceivedBytes(const Module& module, WantedBytes& wanted) {
+  std::map<int32_t, std::vector<int32_t>> hosts;
+  for (int32_t rank = module.source_ranks(); rank < module.world_size();
+       ++rank) {
+    hosts[module.topology.host[static_cast<size_t>(rank)]].push_back(rank);
+  }
+  Bytes received;
+  for (const auto& [host, ranks] : hosts) {
+    const double bytes = wanted.Of(ranks);
+    received.all += bytes;
+    received.most =
+        std::max(received.most, bytes / static_cast<double>(ranks.size()));
   }
   return received;
+}
+
+// How long the busiest way of a leaf to the others is busy, if each byte that a
+// part wants beyond it crosses it once. Sources send alike.
+double LeafSeconds(const Module& module, WantedBytes& wanted) {
+  using simulator::LinkKind;
+  const simulator::Links links(SitesOf(module), LinkOptionsOf(module));
+  std::map<int32_t, std::map<uint32_t, std::vector<int32_t>>> ranks_of;
+  for (int32_t rank = 0; rank < module.world_size(); ++rank) {
+    ranks_of[module.PartOf(Rank{rank})][links.place(rank).leaf].push_back(rank);
+  }
+  std::map<uint32_t, double> up, down;  // seconds, by leaf
+  for (const auto& [part, leaves] : ranks_of) {
+    double sources = 0;
+    std::map<uint32_t, double> sources_of;
+    for (const auto& [leaf, ranks] : leaves) {
+      sources_of[leaf] = static_cast<double>(std::count_if(
+          ranks.begin(), ranks.end(),
+          [&](int32_t rank) { return !module.IsRelay(Rank{rank}); }));
+      sources += sources_of[leaf];
+    }
+    for (const auto& [leaf, ranks] : leaves) {
+      std::vector<int32_t> inside, outside;
+      for (const auto& [other, of_other] : leaves) {
+        std::copy_if(of_other.begin(), of_other.end(),
+                     std::back_inserter(other == leaf ? inside : outside),
+                     [&](int32_t rank) { return module.IsRelay(Rank{rank}); });
+      }
+      const double of_sources = sources_of[leaf] / sources;
+      const double way =
+          links.BytesPerSecond(LinkKind::kLeafUplink, ranks.front());
+      up[leaf] += of_sources * wanted.Of(outside) / way;
+      down[leaf] += (1 - of_sources) * wanted.Of(inside) / way;
+    }
+  }
+  double longest = 0;
+  for (const auto* const seconds : {&up, &down}) {
+    for (const auto& [leaf, of_leaf] : *seconds) {
+      longest = std::max(longest, of_leaf);
+    }
+  }
+  return longest;
 }
 
 }  // namespace
@@ -358,7 +432,8 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
       CopiesOf(module.destination, module.source_ranks());
   if (sources.count < 2 || destinations.count < 2) return absl::OkStatus();
   const Bytes sent = SentBytes(module, sources);
-  const Bytes received = ReceivedBytes(module, destinations);
+  WantedBytes wanted(module, destinations);
+  const Bytes received = ReceivedBytes(module, wanted);
   // Sources that send more than receivers receive would gain if receivers of
   // other parts passed on what they send. In a part fewer ranks share out what
   // they hold.
@@ -374,6 +449,14 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
                            static_cast<double>(destinations.side.ranks.size());
     return of_part > received.most * kUneven && of_part > fed * kBusierPart;
   };
+  // Parts want the same, and each has it cross the ways of leaves.
+  const bool narrow = module.topology.HasNarrowLeaves();
+  const double leaf_seconds =
+      narrow
+          ? std::max(received.most / module.topology.network_bytes_per_second,
+                     LeafSeconds(module, wanted)) *
+                kUneven
+          : 0;
   for (const Candidate& candidate :
        ListCandidates(module, sources, destinations)) {
     const std::vector<AlikeParts>& alike = candidate.alike;
@@ -383,7 +466,10 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
       continue;
     }
     module.fold = FoldOf(sources, destinations, candidate);
-    if (module.fold.has_value() && HostsAreAlike(module)) break;
+    if (module.fold.has_value() && HostsAreAlike(module) &&
+        (!narrow || LeafSeconds(module, wanted) <= leaf_seconds)) {
+      break;
+    }
     module.fold.reset();
   }
   return absl::OkStatus();

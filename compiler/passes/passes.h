@@ -89,7 +89,7 @@ absl::Status BoundTime(const PassOptions& options, Module& module);
 //           source `broadcasts`, and `relays` to the others, each behind the
 //           one that feeds it. Receivers stay the same,
 //           but one that does not want the piece may pass it on (`root_keeps`).
-//           `stats.routes_flows`, `held_rounds`, `levels_sources`,
+//           `stats.routes_flows`, `held_rounds`, `levels_sources`, `trees`,
 //           `broadcasts`; `limits.bucket_bytes` has room where hosts pass on to
 //           hosts.
 absl::Status RouteFlows(const PassOptions& options, Module& module);

@@ -25,8 +25,9 @@ constexpr PassInfo kPipeline[] = {
      "decides where blocks are quantized, and lists the scratch for it",
      PlaceQuantization, QuantizationText},
     // Before pieces: what follows grows with the ranks of one part.
-    {"fold-ranks", "finds equal parts of the job, to plan the first alone",
-     FoldRanks, FoldText},
+    {"fold-ranks",
+     "finds parts of the job, to plan one of those that are alike", FoldRanks,
+     FoldText},
     {"intersect-layouts",
      "cuts destination fragments where the set of holders changes",
      IntersectLayouts, PiecesText},

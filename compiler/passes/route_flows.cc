@@ -40,12 +40,26 @@ bool StagingHasRoom(const Module& module) {
                   RoomOfHeldRound(module.limits) / 2) >= RangeBytesMin(module);
 }
 
-// Decides which shares of a wave go from host to host along trees: none, unless
-// sources that fed every host would send more than ranks receive; else as many
-// as it takes until none does.
-void ChooseTrees(const NetworkLinks& links, int32_t wave, Flows& flows,
+// By wave and part of the job.
+std::vector<FlowsOfPart> Competing(const Module& module, Flows& flows) {
+  std::map<std::pair<int32_t, int32_t>, FlowsOfPart> competing;
+  for (Flows::value_type& flow : flows) {
+    const int32_t part = module.PartOf(flow.first.hosts.front().front());
+    FlowsOfPart& of = competing[{flow.first.wave, part}];
+    of.part = part;
+    of.flows.push_back(&flow);
+  }
+  std::vector<FlowsOfPart> all;
+  for (auto& [key, of] : competing) all.push_back(std::move(of));
+  return all;
+}
+
+// Decides which shares go from host to host along trees: none, unless sources
+// that fed every host would send more than ranks receive; else as many as it
+// takes until none does.
+void ChooseTrees(const NetworkLinks& links, const FlowsOfPart& of,
                  Module& module) {
-  TreeChoices choices(links, wave, flows, /*near_send=*/true);
+  TreeChoices choices(links, of, /*near_send=*/true);
   const double target = choices.LongestOnce();
   if (choices.Longest() <= target * kGainOfTrees) return;
   const std::vector<TreeChoice> chosen = choices.Choose(target);
@@ -60,18 +74,18 @@ void ChooseTrees(const NetworkLinks& links, int32_t wave, Flows& flows,
   module.stats.trees = true;
 }
 
-// How many ranks of other hosts the NIC sends to in a wave, if holders feed
-// every host.
-int64_t ReceiversOf(const NetworkLinks& links, size_t nic, int32_t wave,
-                    const Flows& flows) {
+// How many ranks of other hosts the NIC sends to, if holders feed every host.
+int64_t ReceiversOf(const NetworkLinks& links, size_t nic,
+                    const FlowsOfPart& of) {
   std::set<Rank> receivers;
-  for (const auto& [key, flow] : flows) {
-    if (key.wave != wave) continue;
+  for (const Flows::value_type* const of_key : of.flows) {
+    const auto& [key, flow] = *of_key;
     const bool sends =
-        std::any_of(flow.begin(), flow.end(), [&](const auto& of) {
-          return std::any_of(
-              of.first.begin(), of.first.end(),
-              [&](Rank holder) { return links.EgressOf(holder) == nic; });
+        std::any_of(flow.begin(), flow.end(), [&](const auto& share) {
+          const Holders& holders = share.first;
+          return std::any_of(holders.begin(), holders.end(), [&](Rank holder) {
+            return links.EgressOf(holder) == nic;
+          });
         });
     if (!sends) continue;
     for (const Members& members : key.hosts) {
@@ -85,15 +99,15 @@ int64_t ReceiversOf(const NetworkLinks& links, size_t nic, int32_t wave,
 // receivers pass on what takes the busiest below that: one that has little to
 // pass on receives a share and sends it to the other hosts. Not where the
 // messages of the busiest take longer to start than on the wire.
-void LevelSources(const Module& module, const NetworkLinks& links, int32_t wave,
-                  Flows& flows, RoutedPieces& routed) {
-  TreeChoices choices(links, wave, flows, /*near_send=*/false);
+void LevelSources(const Module& module, const NetworkLinks& links,
+                  const FlowsOfPart& of, RoutedPieces& routed) {
+  TreeChoices choices(links, of, /*near_send=*/false);
   const double longest = choices.LongestSent();
   const double target = std::max(choices.LongestOnce(), choices.MeanSent());
   if (longest < target * kGainOfLeveling) return;
   const double start_seconds =
       kStagedRoundSeconds / module.limits.operations_per_round *
-      static_cast<double>(ReceiversOf(links, choices.Busiest(), wave, flows));
+      static_cast<double>(ReceiversOf(links, choices.Busiest(), of));
   if (longest < start_seconds) return;
   const std::vector<TreeChoice> chosen = choices.ChooseSpread(target);
   if (longest < std::max(target, choices.LongestSent()) * kGainOfLeveling) {
@@ -120,9 +134,23 @@ void LevelSources(const Module& module, const NetworkLinks& links, int32_t wave,
   }
 }
 
+// With the hosts on the leaf of `source` first: a chain that begins there
+// crosses the way of each leaf once, and trees do for almost every host.
+FlowKey FromLeafOf(const NetworkLinks& links, Rank source, FlowKey key) {
+  if (!links.has_leaves()) return key;
+  const auto first = std::find_if(
+      key.hosts.begin(), key.hosts.end(), [&](const Members& members) {
+        return links.UplinkOf(members.front()) == links.UplinkOf(source);
+      });
+  if (first != key.hosts.end()) {
+    std::rotate(key.hosts.begin(), first, key.hosts.end());
+  }
+  return key;
+}
+
 // Cuts what goes by tree of a flow into ranges.
-void CutIntoRanges(const Module& module, const FlowKey& key, const Flow& flow,
-                   RoutedPieces& routed) {
+void CutIntoRanges(const Module& module, const NetworkLinks& links,
+                   const FlowKey& key, const Flow& flow, RoutedPieces& routed) {
   std::vector<PieceId> pieces;
   int64_t bytes = 0;
   std::set<Rank> sources;
@@ -134,8 +162,9 @@ void CutIntoRanges(const Module& module, const FlowKey& key, const Flow& flow,
   }
   if (pieces.empty()) return;
   const std::vector<FlowRange> ranges = RangesOf(
-      key, sources.size(),
-      static_cast<size_t>(std::max<int64_t>(bytes / RangeBytesMin(module), 1)));
+      FromLeafOf(links, *sources.begin(), key), sources.size(),
+      static_cast<size_t>(std::max<int64_t>(bytes / RangeBytesMin(module), 1)),
+      /*in_chain=*/links.has_leaves() && module.limits.chains_leaves);
   for (const PieceId id : pieces) {
     for (const Members& members : key.hosts) routed.Feed(id, members);
     routed.Feed(id, key.near);
@@ -156,9 +185,9 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
   Flows flows = ListFlows(module);
   const NetworkLinks links(module);
-  const bool has_room = module.limits.trees && StagingHasRoom(module);
-  for (int32_t wave = 0; has_room && wave < module.waves; ++wave) {
-    ChooseTrees(links, wave, flows, module);
+  const std::vector<FlowsOfPart> competing = Competing(module, flows);
+  if (module.limits.trees && StagingHasRoom(module)) {
+    for (const FlowsOfPart& of : competing) ChooseTrees(links, of, module);
   }
   RoutedPieces routed(module);
   const bool has_domains = module.topology.fabric.has_value() &&
@@ -170,11 +199,11 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
     BroadcastFlows(module, flows, routed);
   }
   for (const auto& [key, flow] : flows) {
-    CutIntoRanges(module, key, flow, routed);
+    CutIntoRanges(module, links, key, flow, routed);
   }
   if (routed.empty()) {
-    for (int32_t wave = 0; wave < module.waves; ++wave) {
-      LevelSources(module, links, wave, flows, routed);
+    for (const FlowsOfPart& of : competing) {
+      LevelSources(module, links, of, routed);
     }
     module.stats.levels_sources = !routed.empty();
   }

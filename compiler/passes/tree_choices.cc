@@ -22,34 +22,40 @@ NetworkLinks::NetworkLinks(const Module& module) {
     bytes_per_second_[nics_.back()] = nic;
     bytes_per_second_[static_cast<size_t>(ranks) + nics_.back()] = nic;
   }
-  std::set<size_t> of_sources;
+  source_nics_.resize(static_cast<size_t>(module.parts()));
   for (int32_t rank = 0; rank < module.source_ranks(); ++rank) {
-    if (module.IsPlanned(Rank{rank})) of_sources.insert(EgressOf(Rank{rank}));
+    const auto part = static_cast<size_t>(module.PartOf(Rank{rank}));
+    source_nics_[part].insert(EgressOf(Rank{rank}));
   }
-  source_nics_ = of_sources.size();
   if (!module.topology.HasNarrowLeaves()) return;
+  std::map<uint32_t, std::set<int32_t>> parts_of;  // by leaf
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    parts_of[links.place(rank).leaf].insert(module.PartOf(Rank{rank}));
+  }
   std::map<uint32_t, size_t> uplinks;  // by leaf
   for (int32_t rank = 0; rank < ranks; ++rank) {
+    const uint32_t leaf = links.place(rank).leaf;
     const auto [found, is_new] =
-        uplinks.emplace(links.place(rank).leaf, bytes_per_second_.size());
+        uplinks.emplace(leaf, bytes_per_second_.size());
     leaves_.push_back(found->second);
     if (!is_new) continue;
-    const double way = links.BytesPerSecond(LinkKind::kLeafUplink, rank);
+    const double way = links.BytesPerSecond(LinkKind::kLeafUplink, rank) /
+                       static_cast<double>(parts_of[leaf].size());
     bytes_per_second_.insert(bytes_per_second_.end(), {way, way});
   }
 }
 
-TreeChoices::TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows,
+TreeChoices::TreeChoices(const NetworkLinks& links, const FlowsOfPart& of,
                          bool near_send)
     : links_(links),
+      source_nics_(links.SourceNics(of.part)),
       near_send_(near_send),
       sent_(links.size(), 0),
       once_(sent_),
       by_link_(sent_.size()) {
-  for (auto& [key, flow] : flows) {
-    if (key.wave != wave) continue;
-    for (auto& [holders, share] : flow) {
-      Add({.key = &key, .holders = &holders, .share = &share});
+  for (Flows::value_type* const of_key : of.flows) {
+    for (auto& [holders, share] : of_key->second) {
+      Add({.key = &of_key->first, .holders = &holders, .share = &share});
     }
   }
   for (size_t link = 0; link < once_.size(); ++link) {
@@ -131,7 +137,7 @@ size_t TreeChoices::Busiest() const {
 double TreeChoices::MeanSent() const {
   double sum = 0;
   for (size_t link = 0; links_.IsEgress(link); ++link) sum += sent_[link];
-  return sum / static_cast<double>(std::max<size_t>(links_.source_nics(), 1));
+  return sum / static_cast<double>(source_nics_);
 }
 
 // Not if the link would be further below the target than it is above.

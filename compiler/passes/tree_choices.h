@@ -17,7 +17,8 @@ namespace refit {
 inline constexpr double kGainOfTrees = 1.25;
 
 // The links between hosts: NICs, which ranks may share, and the ways of leaf
-// switches to the others, where these are narrower than their NICs.
+// switches to the others, where these are narrower than their NICs. Parts of a
+// folded job have an equal share of a leaf's way.
 class NetworkLinks {
  public:
   explicit NetworkLinks(const Module& module);
@@ -31,14 +32,16 @@ class NetworkLinks {
   static size_t DownlinkOf(size_t uplink) { return uplink + 1; }
 
   size_t size() const { return bytes_per_second_.size(); }
-  // How many NICs the sources have whose messages are planned.
-  size_t source_nics() const { return source_nics_; }
+  // How many NICs the sources of a part of the job have.
+  size_t SourceNics(int32_t part) const {
+    return source_nics_[static_cast<size_t>(part)].size();
+  }
   bool IsEgress(size_t link) const { return link < nics_.size(); }
   double bytes_per_second(size_t link) const { return bytes_per_second_[link]; }
 
  private:
-  size_t source_nics_ = 0;
-  std::vector<size_t> nics_;    // by rank
+  std::vector<std::set<size_t>> source_nics_;  // by part
+  std::vector<size_t> nics_;                   // by rank
   std::vector<size_t> leaves_;  // by rank: the uplink; the downlink follows it
   std::vector<double> bytes_per_second_;  // by link
 };
@@ -50,21 +53,26 @@ struct TreeChoice {
   Share* share = nullptr;
 };
 
-// How long links are busy in a wave, if holders feed every host but for the
+// Flows that share links at a time: those of one wave and one part of the job.
+struct FlowsOfPart {
+  int32_t part = 0;
+  std::vector<Flows::value_type*> flows;
+};
+
+// How long links are busy with them, if holders feed every host but for the
 // shares that are chosen.
 class TreeChoices {
  public:
-  // The links outlive this. `near_send`: what is chosen is sent by receivers on
-  // the sources' host, too.
-  TreeChoices(const NetworkLinks& links, int32_t wave, Flows& flows,
-              bool near_send);
+  // Links and flows outlive this. `near_send`: what is chosen is sent by
+  // receivers on the sources' host, too.
+  TreeChoices(const NetworkLinks& links, const FlowsOfPart& of, bool near_send);
 
   // Of the links by which bytes arrive, if each byte crosses them once.
   double LongestOnce() const { return longest_once_; }
   double Longest() const;
   // Of NICs that send.
   double LongestSent() const { return sent_[Busiest()]; }
-  double MeanSent() const;
+  double MeanSent() const;  // of sources
   // The NIC that sends longest.
   size_t Busiest() const;
 
@@ -87,6 +95,7 @@ class TreeChoices {
   void Take(size_t choice, std::vector<TreeChoice>& chosen);
 
   const NetworkLinks& links_;
+  const size_t source_nics_;
   const bool near_send_;
   std::vector<double> sent_;  // seconds, by link
   double longest_once_ = 0;

@@ -19,13 +19,11 @@ constexpr size_t kTrees = 2;
 // Up to so many hosts stand in one chain, which has about as many steps, and in
 // which ranks have one message each way in each round.
 constexpr size_t kHostsOfChain = 8;
-size_t CountTrees(size_t hosts) { return hosts <= kHostsOfChain ? 1 : kTrees; }
 
-// One of the flow's trees, by way of lane `lane` of `lanes`: each lane enters a
-// host by another of its ranks, as far as there are enough.
-Tree TreeOf(const std::vector<Members>& hosts, size_t tree_number, size_t lane,
-            size_t lanes) {
-  const size_t trees = CountTrees(hosts.size());
+// One of the flow's `trees`, by way of lane `lane` of `lanes`: each lane enters
+// a host by another of its ranks, as far as there are enough.
+Tree TreeOf(const std::vector<Members>& hosts, size_t tree_number, size_t trees,
+            size_t lane, size_t lanes) {
   const size_t first = tree_number * hosts.size() / trees;
   const auto members = [&](size_t position) -> const Members& {
     return hosts[(first + position) % hosts.size()];
@@ -56,11 +54,13 @@ void AddOthers(const Members& members, Rank first, std::vector<Relay>& edges) {
   }
 }
 
-std::vector<FlowRange> RangesOf(const FlowKey& key, size_t sources,
-                                size_t most) {
+std::vector<FlowRange> RangesOf(const FlowKey& key, size_t sources, size_t most,
+                                bool in_chain) {
   size_t members = 0;
   for (const Members& of : key.hosts) members = std::max(members, of.size());
-  const size_t trees = std::min(CountTrees(key.hosts.size()), most);
+  const size_t of_flow =
+      in_chain || key.hosts.size() <= kHostsOfChain ? 1 : kTrees;
+  const size_t trees = std::min(of_flow, most);
   const size_t lanes = std::min(members, most / trees);
   // Whoever stands on the sources' host sends as much over the network. What a
   // source sends itself enters its own host by one receiver after the other, as
@@ -75,7 +75,7 @@ std::vector<FlowRange> RangesOf(const FlowKey& key, size_t sources,
     const size_t sources_before = sender * sources / senders;
     const bool by_source = (sender + 1) * sources / senders > sources_before;
     for (size_t number = 0; number < trees; ++number) {
-      const Tree far = TreeOf(key.hosts, number, lane, lanes);
+      const Tree far = TreeOf(key.hosts, number, of_flow, lane, lanes);
       if (near == 0) {
         ranges.push_back({{far}});
         continue;

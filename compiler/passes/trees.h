@@ -28,9 +28,10 @@ void AddOthers(const Members& members, Rank first, std::vector<Relay>& edges);
 
 // The ranges of a flow that `sources` ranks hold, `most` at most, in the order
 // of its pieces: neighbouring ranges, which often have the same source, enter a
-// host by the same rank.
-std::vector<FlowRange> RangesOf(const FlowKey& key, size_t sources,
-                                size_t most);
+// host by the same rank. `in_chain`: however many hosts there are, each passes
+// on to the next one.
+std::vector<FlowRange> RangesOf(const FlowKey& key, size_t sources, size_t most,
+                                bool in_chain);
 
 }  // namespace refit
 

@@ -113,6 +113,25 @@ TEST(BoundTimeTest, WhatSomeSourcesHoldLeavesThemOverTheNetwork) {
       kBytes / 2 / kNetwork + kStart);
 }
 
+// Ranks 0 and 1 share a NIC, rank 2 has one of its own.
+TEST(BoundTimeTest, SourcesThatShareANicSendOverOne) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(3, "Replicate"), GenericSide(4, "Shard(0)"),
+                   R"([0, 0, 1, 2, 3, 4, 5], "gpus_per_nic": 2)"),
+      kBytes / 2 / kNetwork + kStart);
+}
+
+// Each of two sources has a leaf, whose way to the others has half the speed of
+// a NIC.
+TEST(BoundTimeTest, WhatSourcesHoldLeavesTheirLeaves) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(2, "Replicate"), GenericSide(8, "Shard(0)"),
+                   R"([0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+                                   "hosts_per_leaf": 1,
+                                   "spine_oversubscription": 2)"),
+      kBytes / kNetwork + kStart);
+}
+
 // A receiver beside them might pass it on over a NIC of its own. A host of
 // one receiver still takes in all bytes.
 TEST(BoundTimeTest, AReceiverOfTheHostMayPassOnWhatItsSourceHolds) {

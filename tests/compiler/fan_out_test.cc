@@ -15,14 +15,14 @@ namespace refit {
 namespace {
 
 // Links so slow that a few kilobytes are worth relaying.
-std::string SlowLinks(const std::string &more = "") {
+std::string SlowLinks(const std::string& more = "") {
   return R"(, "topology": {"peer_gigabytes_per_second": 0.1, )"
          R"("transport": "ucx", "network_gigabytes_per_second": 0.01)" +
          more + "}";
 }
 
 // One rank's tensors for `replicas` ranks, w and a small v.
-std::string FanOutJob(int replicas, const std::string &more) {
+std::string FanOutJob(int replicas, const std::string& more) {
   return GenericJob(R"({"name": "w", "shape": [960, 64], "dtype": "bf16"},
                        {"name": "v", "shape": [64, 2], "dtype": "bf16"})",
                     GenericSide(1, "Replicate"),
@@ -31,11 +31,10 @@ std::string FanOutJob(int replicas, const std::string &more) {
 constexpr uint64_t kFanOutBytes = (960 * 64 + 64 * 2) * 2;
 
 // By route.
-std::map<fb::Route, uint64_t> SentBytes(const PlanFile &plan, uint32_t rank) {
+std::map<fb::Route, uint64_t> SentBytes(const PlanFile& plan, uint32_t rank) {
   std::map<fb::Route, uint64_t> bytes;
-  for (const fb::Message *message : plan.messages().Of(rank)) {
-    if (message->kind() != fb::MessageKind::kSend)
-      continue;
+  for (const fb::Message* message : plan.messages().Of(rank)) {
+    if (message->kind() != fb::MessageKind::kSend) continue;
     bytes[plan.body().rounds()->Get(message->round())->route()] +=
         message->size_bytes();
   }
@@ -65,10 +64,10 @@ TEST(FanOutTest, AHostIsSentOnceWhatItsReplicasRelay) {
 }
 
 // What ranks 1 and up send, by route.
-std::map<fb::Route, uint64_t> RelayedBytes(const PlanFile &plan) {
+std::map<fb::Route, uint64_t> RelayedBytes(const PlanFile& plan) {
   std::map<fb::Route, uint64_t> relayed;
   for (uint32_t rank = 1; rank < plan.body().programs()->size(); ++rank) {
-    for (const auto &[route, bytes] : SentBytes(plan, rank)) {
+    for (const auto& [route, bytes] : SentBytes(plan, rank)) {
       relayed[route] += bytes;
     }
   }
@@ -96,14 +95,13 @@ TEST(FanOutTest, HostsPassOnToEachOtherWhatASourceSendsOnce) {
 // In two broadcasts a rank has up to four peers.
 TEST(FanOutTest, HostsPassOnToEachOtherWhereABroadcastWouldNeedMorePeers) {
   const auto job = [](int peers) {
-    return GenericJob(
-        R"({"name": "w", "shape": [4096, 64], "dtype": "bf16"})",
-        GenericSide(1, "Replicate"), GenericSide(4, "Replicate"),
-        R"(, "topology": {"hosts": [0, 5, 5, 0, 2], )"
-        R"("peer_gigabytes_per_second": 0.3, )"
-        R"("network_gigabytes_per_second": 0.05}, )"
-        R"("options": {"network_peers": )" +
-            std::to_string(peers) + "}");
+    return GenericJob(R"({"name": "w", "shape": [4096, 64], "dtype": "bf16"})",
+                      GenericSide(1, "Replicate"), GenericSide(4, "Replicate"),
+                      R"(, "topology": {"hosts": [0, 5, 5, 0, 2], )"
+                      R"("peer_gigabytes_per_second": 0.3, )"
+                      R"("network_gigabytes_per_second": 0.05}, )"
+                      R"("options": {"network_peers": )" +
+                          std::to_string(peers) + "}");
   };
   EXPECT_TRUE(HasBroadcasts(OpenJob(job(4)).body()));
   EXPECT_FALSE(HasBroadcasts(OpenJob(job(3)).body()));
@@ -113,7 +111,7 @@ TEST(FanOutTest, WhatComesFromAnotherHostIsRelayedInTheHost) {
   const PlanFile plan =
       OpenJob(FanOutJob(6, SlowLinks(R"(, "hosts": [0, 1, 1, 1, 2, 2, 2])")));
   EXPECT_EQ(SentBytes(plan, 0)[fb::Route::kNetwork], kFanOutBytes);
-  const fb::Stats &stats = *plan.body().stats();
+  const fb::Stats& stats = *plan.body().stats();
   EXPECT_EQ(stats.network_bytes(), 2 * kFanOutBytes);
   EXPECT_EQ(stats.peer_bytes(), 2 * 2 * kFanOutBytes);
 }
@@ -124,8 +122,8 @@ TEST(FanOutTest, HostsPassOnWhileTheyReceive) {
   const PlanFile plan = OpenJob(FanOutJob(
       4, SlowLinks(R"(, "hosts": [0, 1, 2, 3, 4])") +
              R"(, "options": {"bucket_bytes": 4096, "staging_bytes": 65536})"));
-  std::map<uint32_t, uint64_t> received_in; // rounds of rank 1
-  for (const fb::Message *message : plan.messages().Of(1)) {
+  std::map<uint32_t, uint64_t> received_in;  // rounds of rank 1
+  for (const fb::Message* message : plan.messages().Of(1)) {
     if (message->kind() == fb::MessageKind::kRecv) {
       received_in[message->round()] += message->size_bytes();
     }
@@ -133,11 +131,11 @@ TEST(FanOutTest, HostsPassOnWhileTheyReceive) {
   EXPECT_LE(plan.body().rounds()->size(), received_in.size() + 6);
 }
 
-bool UsesRelays(const PlanFile &plan) {
+bool UsesRelays(const PlanFile& plan) {
   return (RequiredFeatures(plan.body()) & kFeatureRelays) != 0;
 }
 
-double SecondsOf(const PlanFile &plan, double peer, double network) {
+double SecondsOf(const PlanFile& plan, double peer, double network) {
   Topology topology;
   topology.peer_bytes_per_second = peer;
   topology.network_bytes_per_second = network;
@@ -153,7 +151,7 @@ TEST(FanOutTest, HostsPassOnWhereSourcesWouldBeTheLimit) {
                  R"(, "topology": {"peer_gigabytes_per_second": 0.1, )"
                  R"("network_gigabytes_per_second": 0.1, )"
                  R"("hosts": [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]})");
-  const auto relayed = [](const PlanFile &plan) {
+  const auto relayed = [](const PlanFile& plan) {
     uint64_t bytes = 0;
     for (uint32_t rank = 4; rank < 12; ++rank) {
       bytes += SentBytes(plan, rank)[fb::Route::kNetwork];
@@ -169,7 +167,7 @@ TEST(FanOutTest, HostsPassOnWhereSourcesWouldBeTheLimit) {
 }
 
 TEST(FanOutTest, NothingIsRelayedThatNeedNotBe) {
-  const auto relays = [](const std::string &job) {
+  const auto relays = [](const std::string& job) {
     return UsesRelays(OpenJob(job));
   };
   EXPECT_TRUE(relays(FanOutJob(3, SlowLinks())));
@@ -191,12 +189,12 @@ TEST(FanOutTest, NothingIsRelayedThatNeedNotBe) {
 // more.
 TEST(FanOutTest, NothingIsRelayedInStagesThatIsSoonFed) {
   const auto relays = [](int64_t rows) {
-    return UsesRelays(OpenJob(GenericJob(
-        absl::StrCat(R"({"name": "w", "shape": [)", rows,
-                     R"(, 64], "dtype": "bf16"})"),
-        GenericSide(1, "Replicate"), GenericSide(4, "Replicate"),
-        R"(, "topology": {"hosts": [0, 1, 1, 1, 1]}, )"
-        R"("options": {"peer": "staged"})")));
+    return UsesRelays(OpenJob(
+        GenericJob(absl::StrCat(R"({"name": "w", "shape": [)", rows,
+                                R"(, 64], "dtype": "bf16"})"),
+                   GenericSide(1, "Replicate"), GenericSide(4, "Replicate"),
+                   R"(, "topology": {"hosts": [0, 1, 1, 1, 1]}, )"
+                   R"("options": {"peer": "staged"})")));
   };
   EXPECT_FALSE(relays(8192));
   EXPECT_TRUE(relays(8 * 8192));
@@ -232,23 +230,23 @@ TEST(FanOutTest, ReceiversPassOnAPartOfWhatTheBusiestSourcesSend) {
 // Engines that sleep beside their trainers hold memory that no other process
 // can map.
 TEST(FanOutTest, NothingIsRelayedToTheMemoryOfColocatedEngines) {
-  const auto direct_relays = [](const std::string &job, bool allowed) {
-    const PlanFile plan = OpenJob(
-        job, [&](Limits &limits) { limits.relays_directly = allowed; });
+  const auto direct_relays = [](const std::string& job, bool allowed) {
+    const PlanFile plan =
+        OpenJob(job, [&](Limits& limits) { limits.relays_directly = allowed; });
     int64_t relays = 0;
     for (auto rank = static_cast<uint32_t>(plan.source_ranks());
          rank < plan.body().programs()->size(); ++rank) {
-      for (const fb::Message *message : plan.messages().Of(rank)) {
-        const auto &round = *plan.body().rounds()->Get(message->round());
+      for (const fb::Message* message : plan.messages().Of(rank)) {
+        const auto& round = *plan.body().rounds()->Get(message->round());
         relays += message->kind() == fb::MessageKind::kSend &&
                   round.mechanism() == fb::Mechanism::kDirect;
       }
     }
     return relays;
   };
-  const auto colocated = [](const std::string &source, int ranks,
-                            const std::string &hosts,
-                            const std::string &options) {
+  const auto colocated = [](const std::string& source, int ranks,
+                            const std::string& hosts,
+                            const std::string& options) {
     return GenericJob(
         R"({"name": "w", "shape": [1024, 640], "dtype": "bf16"},
            {"name": "v", "shape": [64, 2], "dtype": "bf16"})",
@@ -266,19 +264,19 @@ TEST(FanOutTest, NothingIsRelayedToTheMemoryOfColocatedEngines) {
             {"match": "v", "mesh": "all", "placements": ["Shard(0)"]}]})json",
       4, "0, 0, 0, 0, 0, 0, 0, 0", "");
   // Staging has no room to pass on what the network brings.
-  const std::string two_hosts = colocated(
-      GenericSide(16, "Shard(0)"), 16,
-      "0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, "
-      "0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1",
-      R"("bucket_bytes": 4096, "staging_bytes": 8192)");
-  for (const std::string &job : {one_host, two_hosts}) {
+  const std::string two_hosts =
+      colocated(GenericSide(16, "Shard(0)"), 16,
+                "0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, "
+                "0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1",
+                R"("bucket_bytes": 4096, "staging_bytes": 8192)");
+  for (const std::string& job : {one_host, two_hosts}) {
     EXPECT_GT(direct_relays(job, true), 0) << job;
     EXPECT_EQ(direct_relays(job, false), 0) << job;
   }
 }
 
 TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {
-  const auto relays = [](const std::string &from, const std::string &to) {
+  const auto relays = [](const std::string& from, const std::string& to) {
     const std::string side = GenericSide(3, "Replicate");
     const std::string w =
         R"({"name": "w", "shape": [960, 64], "dtype": ")" + from + R"("})";
@@ -291,7 +289,7 @@ TEST(FanOutTest, WhatIsCastOnArrivalIsNotRelayed) {
 }
 
 TEST(FanOutTest, WhatIsRelayedIsCutIntoChunks) {
-  const auto rounds = [](const std::string &gigabytes_per_second) {
+  const auto rounds = [](const std::string& gigabytes_per_second) {
     const PlanFile plan =
         OpenJob(FanOutJob(3, R"(, "topology": {"peer_gigabytes_per_second": )" +
                                  gigabytes_per_second + "}"));
@@ -302,5 +300,5 @@ TEST(FanOutTest, WhatIsRelayedIsCutIntoChunks) {
   EXPECT_EQ(rounds("8"), 1 + 1);
 }
 
-} // namespace
-} // namespace refit
+}  // namespace
+}  // namespace refit

@@ -88,6 +88,21 @@ Stats StatsOf(const std::string& text, bool folds) {
   return module.stats;
 }
 
+// Engines of two parts are on hosts 2 and 3. On one leaf they are sent once
+// what both want, if they pass it on.
+TEST(FoldRanksTest, PartsDoNotCrossANarrowWayTwice) {
+  const auto is_folded = [](const std::string& leaves) {
+    return IsFolded(
+        OpenJob(FoldedJob(2, 4, kHostsOfParts + leaves), MakeCompact));
+  };
+  EXPECT_FALSE(
+      is_folded(R"(, "hosts_per_leaf": 2, "spine_oversubscription": 4)"));
+  EXPECT_TRUE(
+      is_folded(R"(, "hosts_per_leaf": 1, "spine_oversubscription": 4)"));
+  EXPECT_TRUE(
+      is_folded(R"(, "hosts_per_leaf": 4, "spine_oversubscription": 4)"));
+}
+
 TEST(FoldRanksTest, PartsThatArePlannedOnceTakeNoLonger) {
   const std::string job = FoldedJob(2, 4, kHostsOfParts);
   const Stats folded = StatsOf(job, true);

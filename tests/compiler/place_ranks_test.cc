@@ -9,7 +9,7 @@ namespace refit {
 namespace {
 
 TEST(PlaceRanksTest, ColocatedRanksTakeAHostList) {
-  const auto with_hosts = [](const std::string &hosts) {
+  const auto with_hosts = [](const std::string& hosts) {
     return ErrorsOf(GenericJob(
         R"({"name": "w", "shape": [8, 8], "dtype": "bf16"})",
         GenericSide(2, "Shard(0)"), GenericSide(2, "Shard(1)"),
@@ -22,5 +22,5 @@ TEST(PlaceRanksTest, ColocatedRanksTakeAHostList) {
             std::string::npos);
 }
 
-} // namespace
-} // namespace refit
+}  // namespace
+}  // namespace refit

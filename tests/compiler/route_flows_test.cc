@@ -188,32 +188,53 @@ TEST(RouteFlowsTest, SourcesThatShareANicDoNotFeedAllThemselves) {
   EXPECT_TRUE(module.stats.routes_between_hosts());
 }
 
-// Hosts 4 to 7 are on the second leaf.
-TEST(RouteFlowsTest, ANarrowWayBetweenLeavesIsCrossedOnce) {
-  for (const double spine_oversubscription : {1.0, 64.0}) {
-    Module module = ModuleOf({.sources = 8, .hosts = 7});
-    module.topology.fabric = Fabric{
-        .machine = "",
-        .hosts_per_leaf = 4,
-        .spine_oversubscription = spine_oversubscription,
-        .nic_bytes_per_second = module.topology.network_bytes_per_second};
-    RouteModule(module);
-    int64_t crossed = 0;
-    for (const Piece& piece : module.pieces) {
-      const auto leaf = [&](Rank rank) {
-        return module.topology.host[IndexOf(rank)] / 4;
-      };
-      const auto send = [&](Rank from, Rank to) {
-        if (leaf(from) != leaf(to)) crossed += module.WireBytes(piece);
-      };
-      for (const Rank rank : piece.destinations) {
-        send(piece.sources.front(), rank);
-      }
-      for (const Relay& relay : piece.relays) {
-        send(relay.sender, relay.receiver);
-      }
+// Bytes that leave a leaf of four hosts for another.
+int64_t BytesBetweenLeaves(const Module& module) {
+  int64_t crossed = 0;
+  for (const Piece& piece : module.pieces) {
+    const auto leaf = [&](Rank rank) {
+      return module.topology.host[IndexOf(rank)] / 4;
+    };
+    const auto send = [&](Rank from, Rank to) {
+      if (leaf(from) != leaf(to)) crossed += module.WireBytes(piece);
+    };
+    for (const Rank rank : piece.destinations) {
+      send(piece.sources.front(), rank);
     }
-    EXPECT_EQ(crossed, spine_oversubscription > 1 ? kBytes : 4 * kBytes);
+    for (const Relay& relay : piece.relays) send(relay.sender, relay.receiver);
+  }
+  return crossed;
+}
+
+// Eight sources on a host, and a receiver on each of the others.
+Module ModuleOfLeaves(int32_t receivers, int32_t host_of_sources,
+                      double spine_oversubscription) {
+  Module module = ModuleOf({.sources = 8, .hosts = receivers});
+  for (int32_t& host : module.topology.host) {
+    host = host == 0                 ? host_of_sources
+           : host <= host_of_sources ? host - 1
+                                     : host;
+  }
+  module.topology.fabric =
+      Fabric{.machine = "",
+             .hosts_per_leaf = 4,
+             .spine_oversubscription = spine_oversubscription,
+             .nic_bytes_per_second = module.topology.network_bytes_per_second};
+  return module;
+}
+
+TEST(RouteFlowsTest, ANarrowWayBetweenLeavesIsCrossedOnce) {
+  Module wide = ModuleOfLeaves(7, 0, 1);
+  RouteModule(wide);
+  EXPECT_EQ(BytesBetweenLeaves(wide), 4 * kBytes);
+  // Wherever the sources are, and however many hosts there are.
+  for (const int32_t receivers : {7, 15}) {
+    for (const int32_t host_of_sources : {0, 5, 7}) {
+      Module narrow = ModuleOfLeaves(receivers, host_of_sources, 64);
+      RouteModule(narrow);
+      EXPECT_EQ(BytesBetweenLeaves(narrow), receivers / 4 * kBytes)
+          << receivers << " " << host_of_sources;
+    }
   }
 }
 

@@ -14,7 +14,9 @@ void OpenAndProve(std::vector<uint8_t> bytes) {
   const absl::StatusOr<PlanFile> plan = PlanFile::FromBytes(std::move(bytes));
   if (!plan.ok()) return;
   Prove(*plan);
-  (void)simulator::Simulate(*plan, {});
+  simulator::Options options;
+  options.folds_equal_ranks = true;
+  (void)simulator::Simulate(*plan, options);
 }
 
 // `body` in a plan that requires all features, so that the digest does not keep

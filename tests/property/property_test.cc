@@ -475,25 +475,31 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
           ranks, placement);
     };
     const double network = draw.Pick<double>({1.25, 12.5, 25, 50});
-    const int64_t staging = draw.Pick<int64_t>({536870912, 1073741824});
+    // In little staging rounds are many and small. The smallest messages that
+    // are worth their start have 6 MB.
+    const bool has_little = draw.Chance(30);
+    const int64_t staging =
+        has_little ? 67108864 : draw.Pick<int64_t>({536870912, 1073741824});
+    const std::string buckets =
+        has_little ? R"(, "bucket_bytes": 8388608)" : "";
     const std::string job = absl::StrFormat(
         "{\"model\": {\"parameters\": [{\"name\": \"w\", \"shape\": [%d, "
         "65536], "
         "\"dtype\": \"bf16\"}]},\n\"source\": %s,\n\"destination\": %s,\n"
         "\"topology\": {\"hosts\": [%s], \"peer_gigabytes_per_second\": %g, "
         "\"network_gigabytes_per_second\": %g%s},\n\"options\": {"
-        "\"staging_bytes\": %d}}\n",
+        "\"staging_bytes\": %d%s}}\n",
         draw.Chance(30) ? draw.Between(4096, 32768) : draw.Between(512, 8192),
         side(sources, draw.Chance(50) ? "Shard(0)" : "Replicate"),
         side(receivers, draw.Chance(25) ? "Shard(1)" : "Replicate"),
         absl::StrJoin(hosts, ", "), draw.Pick<double>({150, 350, 700}), network,
-        fabric, staging);
+        fabric, staging, buckets);
     const TimeOverBound time = SimulateChain(job);
     ASSERT_EQ(time.error, "") << "seed=" << seed << "\n" << job;
     EXPECT_GE(time.ratio, 1 - 1e-6) << "seed=" << seed << "\n" << job;
     ++cases;
     least = std::min(least, time.ratio);
-    if (time.bound_seconds >= kLongSeconds) {
+    if (time.bound_seconds >= kLongSeconds && !has_little) {
       of_long.emplace_back(time.ratio, seed);
     }
   });
@@ -502,13 +508,14 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
     EXPECT_LT(least, 1.1);
     ASSERT_FALSE(of_long.empty());
     std::sort(of_long.begin(), of_long.end());
-    std::cout << of_long.size() << " jobs with bounds of 5 ms and more; x the "
-              << "bound";
-    // What is reached, for 600 draws and for 2,000; no plan may get worse. Few
+    std::cout << of_long.size()
+              << " jobs with bounds of 5 ms and more, and with "
+              << "staging; x the bound";
+    // What is reached, for 600 draws and for 3,000; no plan may get worse. Few
     // draws say little.
-    const bool holds = of_long.size() >= 400;
+    const bool holds = of_long.size() >= 300;
     const std::map<double, double> most = {
-        {0.5, 1.04}, {0.9, 1.3}, {0.99, 1.95}, {1.0, 3.0}};
+        {0.5, 1.04}, {0.9, 1.28}, {0.99, 1.8}, {1.0, 2.8}};
     for (const auto& [share, most_of_share] : most) {
       const auto [ratio, seed] = of_long[static_cast<size_t>(
           share * static_cast<double>(of_long.size() - 1))];
