@@ -18,7 +18,6 @@ namespace {
 constexpr int64_t kNoBytes = int64_t{1} << 60;
 
 constexpr int32_t kNone = -1;  // no round, or no turn
-constexpr int64_t kUnknown = -1;
 
 // Goes before all others: more bytes than any rank has left.
 constexpr int64_t kIsItsTurn = int64_t{1} << 50;
@@ -27,7 +26,7 @@ constexpr int64_t kIsItsTurn = int64_t{1} << 50;
 // receiver's urgency changes all senders look at it again. Whole messages cost
 // 1 % in the mean of 67 jobs, simulated, and bytes gain nothing. So that the
 // work of a round does not grow with the pairs of all senders, the parts grow
-// with the square of a sender's pairs beyond so many.
+// with the cube of a sender's pairs beyond so many.
 constexpr int64_t kUrgencyParts = 64;
 constexpr int64_t kPairsOfFineUrgency = 256;
 
@@ -101,25 +100,29 @@ class ListScheduler {
     uint32_t receiver = 0;
     uint32_t stream = 0;
   };
-  // The streams of a sender. Those that may have room in this round come first,
-  // the most urgent one before all, unless its urgency is unknown.
+  // The streams of a sender. Those that may have room in this round, the open
+  // ones, come before the others.
   struct Queue {
     std::vector<Entry> entries;
     size_t open = 0;
-    int64_t room = 0;            // bytes that the sender may still send
-    int64_t urgency = kUnknown;  // in units, of the first
+    int64_t room = 0;     // bytes that the sender may still send
+    int64_t urgency = 0;  // in units, of the most urgent open ones
+    size_t most_urgent =
+        0;  // how many; they are the last of the open, and the
+            // very last is the first of all streams. 0: unknown
 
+    const Entry& Next() const { return entries[open - 1]; }
     void Add(const Entry& entry) {
       entries.push_back(entry);
       std::swap(entries[open++], entries.back());
-      urgency = kUnknown;
+      most_urgent = 0;
     }
-    void PutOff(size_t index) {
-      std::swap(entries[index], entries[--open]);
-      urgency = kUnknown;
+    void PutOffNext() {
+      --open;
+      if (most_urgent > 0) --most_urgent;
     }
-    void RemoveFirst() {
-      PutOff(0);
+    void RemoveNext() {
+      PutOffNext();
       std::swap(entries[open], entries.back());
       entries.pop_back();
     }
@@ -148,8 +151,8 @@ class ListScheduler {
   int64_t UrgencyOf(const PairStream& stream) const;
   // Notes what is said of the stream's next message.
   void ReadHead(PairStream& stream);
-  // Whether the sender has a stream whose receiver has room for it. The most
-  // urgent one comes first, of several the first of all streams.
+  // Whether the sender has a stream whose receiver has room for it. The queue's
+  // next one is the most urgent, of several the first of all streams.
   bool HasOpen(size_t sender);
   // Its urgency, or that of all that the sender has to send; -1: there is none.
   int64_t SenderUrgency(size_t sender);
@@ -240,7 +243,7 @@ void ListScheduler::ListStreams(const std::vector<Message*>& messages) {
             [](const auto& a, const auto& b) { return a.first < b.first; });
   const int64_t coarser = most_pairs / kPairsOfFineUrgency;
   urgency_unit_ = std::max<int64_t>(
-      limits_.most_bytes() * coarser * coarser / kUrgencyParts, 1);
+      limits_.most_bytes() * coarser * coarser * coarser / kUrgencyParts, 1);
   for (uint32_t i = 0; i < streams_.size(); ++i) {
     streams_[i] = order[i].second;
     std::fill(stream_of_.begin() + streams_[i].next,
@@ -290,8 +293,8 @@ int64_t ListScheduler::UrgencyOf(const PairStream& stream) const {
   return stream.tail + stream.left + (is_turn ? kIsItsTurn : 0);
 }
 
-// What a receiver has to receive only gets less, so that the first one stays
-// the most urgent while its urgency does not change.
+// What a receiver has to receive only gets less, so that those that are most
+// urgent stay so while their urgency does not change.
 bool ListScheduler::HasOpen(size_t sender) {
   Queue& ready = ready_[sender];
   const std::vector<int64_t>& room = room_[IsOfSmall(sender)];
@@ -299,44 +302,39 @@ bool ListScheduler::HasOpen(size_t sender) {
   const auto fits = [&](const Entry& entry) {
     return entry.takes <= ready.room && entry.takes <= room[entry.receiver];
   };
-  const auto urgency = [&](const Entry& entry) {
-    return entry.own + left[entry.receiver];
+  const auto urgency_of = [&](const Entry& entry) {
+    return InUnits(entry.own + left[entry.receiver]);
   };
-  if (ready.urgency != kUnknown) {
-    const Entry& first = ready.entries.front();
-    if (fits(first) && InUnits(urgency(first)) == ready.urgency) return true;
+  for (; ready.most_urgent > 0; ready.PutOffNext()) {
+    if (urgency_of(ready.Next()) != ready.urgency) break;
+    if (fits(ready.Next())) return true;
   }
-  size_t best = 0;
-  int64_t least = -urgency_unit_;  // of what is as urgent as the best
-  for (size_t i = 0; i < ready.open;) {
-    const Entry& entry = ready.entries[i];
-    if (!fits(entry)) {
-      ready.PutOff(i);
-      continue;
-    }
-    const int64_t bytes = urgency(entry);
-    if (bytes >= least + urgency_unit_) {
-      best = i;
-      least = InUnits(bytes) * urgency_unit_;
-    } else if (bytes >= least && entry.stream < ready.entries[best].stream) {
-      best = i;
-    }
-    ++i;
-  }
+  const auto open = ready.entries.begin();
+  const auto end = std::partition(
+      open, open + static_cast<std::ptrdiff_t>(ready.open), fits);
+  ready.open = static_cast<size_t>(end - open);
   if (ready.open == 0) return false;
-  std::swap(ready.entries.front(), ready.entries[best]);
-  ready.urgency = InUnits(least);
+  ready.urgency = 0;
+  for (auto entry = open; entry != end; ++entry) {
+    ready.urgency = std::max(ready.urgency, urgency_of(*entry));
+  }
+  const auto first = std::partition(open, end, [&](const Entry& entry) {
+    return urgency_of(entry) < ready.urgency;
+  });
+  ready.most_urgent = static_cast<size_t>(end - first);
+  std::sort(first, end,
+            [](const Entry& a, const Entry& b) { return a.stream > b.stream; });
   return true;
 }
 
 int64_t ListScheduler::SenderUrgency(size_t sender) {
   if (!HasOpen(sender)) return -1;
-  const Entry& first = ready_[sender].entries.front();
-  const bool is_beside = first.receiver == left_[kReceives].size() - 1;
-  return InUnits(first.own) +
+  const Entry& next = ready_[sender].Next();
+  const bool is_beside = next.receiver == left_[kReceives].size() - 1;
+  return InUnits(next.own) +
          (is_beside
               ? 0
-              : InUnits(std::max(left_[kReceives][first.receiver],
+              : InUnits(std::max(left_[kReceives][next.receiver],
                                  left_[kSends][sender / kSendersOfRank])));
 }
 
@@ -447,7 +445,7 @@ void ListScheduler::FillRound() {
       }
     }
     ready.open = ready.entries.size();
-    ready.urgency = kUnknown;
+    ready.most_urgent = 0;
     ready.room = kNoBytes;
     senders.emplace_back(SenderUrgency(sender), ~sender);
   }
@@ -462,15 +460,15 @@ void ListScheduler::FillRound() {
     if (now >= 0 &&
         (senders.empty() || std::pair(now, inverse) >= senders.front())) {
       Queue& ready = ready_[sender];
-      const uint32_t index = ready.entries.front().stream;
+      const uint32_t index = ready.Next().stream;
       PairStream& stream = streams_[index];
       const Rank receiver = stream.receiver;
       if (TryPlace(index)) {
         stream.is_ready = false;
-        ready.RemoveFirst();
+        ready.RemoveNext();
         Wait(index);
       } else {
-        ready.PutOff(0);
+        ready.PutOffNext();
       }
       if (IsOfNetwork(sender)) {
         const bool is_small = IsOfSmall(sender);
