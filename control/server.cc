@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "control/link.h"
 #include "control/own_thread.h"
 #include "control/unique_id_listener.h"
@@ -113,6 +114,28 @@ void ControlServer::Stop() { owner_end_.Close(); }
 ControlServer::~ControlServer() {
   Stop();
   if (thread_.joinable()) thread_.join();
+}
+
+std::string ControlServer::WhoCame() const {
+  std::vector<int32_t> waiting, left, missing;
+  {
+    std::lock_guard lock(who_came_mutex_);
+    for (int32_t rank = 0; rank < world_size_; ++rank) {
+      (by_rank_[rank] != nullptr  ? waiting
+       : processes_[rank].empty() ? missing
+                                  : left)
+          .push_back(rank);
+    }
+  }
+  std::vector<std::string> parts;
+  for (const auto& [what, ranks] :
+       {std::pair("waiting", &waiting), std::pair("came and left", &left),
+        std::pair("missing", &missing)}) {
+    if (!ranks->empty()) {
+      parts.push_back(absl::StrCat(what, ": ", RanksText(*ranks)));
+    }
+  }
+  return absl::StrJoin(parts, "; ");
 }
 
 void ControlServer::Run() {
@@ -336,9 +359,12 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
       Clock::now() +
       milliseconds(std::min(proof->claims.remaining_ms, kRemainingMsMax));
   connection.reader.set_payload_bytes_max(kPayloadBytesMax);
-  by_rank_[rank] = &connection;
+  {
+    std::lock_guard lock(who_came_mutex_);
+    by_rank_[rank] = &connection;
+    processes_[rank] = proof->claims.process;
+  }
   std::erase_if(left_, [&](const Left& left) { return left.rank == rank; });
-  processes_[rank] = proof->claims.process;
   SendAccepted(connection, transcript);
   if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
     phase_ = Phase::kMet;
@@ -420,7 +446,7 @@ absl::Status ControlServer::CheckProof(const Transcript& transcript,
 
 void ControlServer::HandleGoodbye(Connection& connection) {
   connection.over = true;
-  by_rank_[connection.rank] = nullptr;
+  Remove(connection.rank);
   if (phase_ != Phase::kMet) return;
   steps_.Leave(connection.rank);
   if (NobodyIsHere()) Close();
@@ -465,10 +491,11 @@ void ControlServer::EndMeeting(const absl::Status& status,
   ended_ = status;
   ended_until_ = Clock::now() + stay;
   told_.assign(world_size_, false);
-  const std::vector<Connection*> have_come =
-      std::exchange(by_rank_, std::vector<Connection*>(world_size_, nullptr));
-  for (Connection* rank : have_come) {
-    if (rank != nullptr) TellEnded(*rank);
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    Connection* const has_come = by_rank_[rank];
+    if (has_come == nullptr) continue;
+    Remove(rank);
+    TellEnded(*has_come);
   }
 }
 
@@ -500,21 +527,29 @@ void ControlServer::TellEnded(Connection& connection) {
 void ControlServer::ReportMissing(Clock::time_point now) {
   if (!meeting_reminder_.IsDue(now)) return;
   if (NobodyIsHere()) return;  // and nobody may ever come
-  std::vector<int32_t> missing;
-  for (int32_t rank = 0; rank < world_size_; ++rank) {
-    if (by_rank_[rank] == nullptr) missing.push_back(rank);
-  }
-  ReportWait("connect", RanksText(missing), meeting_reminder_.Seconds(now),
+  ReportWait("connect", RanksText(Absent()), meeting_reminder_.Seconds(now),
              trouble_);
 }
 
+std::vector<int32_t> ControlServer::Absent() const {
+  std::vector<int32_t> absent;
+  for (int32_t rank = 0; rank < world_size_; ++rank) {
+    if (by_rank_[rank] == nullptr) absent.push_back(rank);
+  }
+  return absent;
+}
+
+void ControlServer::Remove(int32_t rank) {
+  std::lock_guard lock(who_came_mutex_);
+  by_rank_[rank] = nullptr;
+}
+
 absl::Status ControlServer::MissingStatus() const {
-  const auto missing = std::count(by_rank_.begin(), by_rank_.end(), nullptr);
-  const auto first = std::find(by_rank_.begin(), by_rank_.end(), nullptr);
+  const std::vector<int32_t> missing = Absent();
   return absl::DeadlineExceededError(absl::StrCat(
-      "connect: ", missing, " of ", world_size_,
+      "connect: ", missing.size(), " of ", world_size_,
       " ranks did not come before the deadline, the first is rank ",
-      first - by_rank_.begin(), trouble_.empty() ? "" : "; ", trouble_));
+      missing.front(), trouble_.empty() ? "" : "; ", trouble_));
 }
 
 Clock::time_point ControlServer::NextEvent() const {
@@ -596,11 +631,7 @@ bool ControlServer::IsLeft() const {
 void ControlServer::PutOff(Connection& connection) {
   std::string why = "which has ended";
   if (phase_ == Phase::kMet) {
-    std::vector<int32_t> left;
-    for (int32_t rank = 0; rank < world_size_; ++rank) {
-      if (by_rank_[rank] == nullptr) left.push_back(rank);
-    }
-    why = absl::StrCat("which ", RanksText(left), " left");
+    why = absl::StrCat("which ", RanksText(Absent()), " left");
   }
   Send(connection,
        Shared({.type = FrameType::kLater,
@@ -619,7 +650,7 @@ void ControlServer::Lose(Connection& connection, const std::string& reason) {
   connection.over = true;
   const int32_t rank = connection.rank;
   if (connection.closing || rank < 0) return;
-  by_rank_[rank] = nullptr;
+  Remove(rank);
   if (phase_ == Phase::kMeeting) {
     left_.push_back({rank, Clock::now() + kGoneTime, reason});
   }

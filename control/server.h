@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -32,7 +33,8 @@ class ControlServer {
   // Serves the ranks that come to `listener`, and a rank of this process at the
   // other end of `own`. Without a descriptor: nobody comes there. The server
   // ends by itself when all ranks have met and left, or a member has ended the
-  // meeting. Error: kResourceExhausted.
+  // meeting. Error:
+  // kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
       const TcpRendezvous& rendezvous, Socket listener, Socket own);
 
@@ -49,6 +51,9 @@ class ControlServer {
   bool has_met() const { return has_met_; }
   // Whether its thread has ended. Thread-safe.
   bool is_over() const { return is_over_; }
+  // Which ranks wait for the others: "waiting: rank 0; came and left: rank 2;
+  // missing: ranks 1, 3". Thread-safe.
+  std::string WhoCame() const;
 
   // Stops it, and waits, for a limited time, until the ranks have read all that
   // was sent to them.
@@ -106,6 +111,8 @@ class ControlServer {
   void HandleGoodbye(Connection& connection);
   void Expire(Clock::time_point now);
   absl::Status MissingStatus() const;
+  std::vector<int32_t> Absent() const;
+  void Remove(int32_t rank);
   // Refuses all that have come, with `status`, and those who come while it
   // stays.
   void EndMeeting(const absl::Status& status, Clock::duration stay);
@@ -139,6 +146,8 @@ class ControlServer {
   Clock::time_point accept_again_;  // after descriptors had run out
   Phase phase_ = Phase::kMeeting;
   std::vector<std::unique_ptr<Connection>> connections_;
+  // The server's thread writes these two under the mutex, and others read them.
+  mutable std::mutex who_came_mutex_;
   std::vector<Connection*> by_rank_;    // null: not there
   std::vector<std::string> processes_;  // by rank; "" if it never came
   // Of ranks that were let in and lost their connection before all had come:

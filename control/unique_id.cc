@@ -159,7 +159,9 @@ class HostedMeetings {
       if (meeting->id_name() != id_name) continue;
       // In this order: what ends after it has met has met.
       const bool is_over = meeting->is_over();
-      return {.has_met = meeting->has_met(), .is_over = is_over};
+      return {.has_met = meeting->has_met(),
+              .is_over = is_over,
+              .who_came = meeting->WhoCame()};
     }
     return {};
   }

@@ -5,9 +5,11 @@
 #include <string_view>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "refit/control_plane.h"
 #include "refit/unique_id.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
@@ -15,6 +17,8 @@
 namespace {
 
 constexpr std::chrono::milliseconds kPollTime{100};
+// For this process to reach itself by the name that it has elsewhere.
+constexpr std::chrono::seconds kEndTime{5};
 
 int No(std::string_view why) {
   std::cerr << "refit-meet: " << why << "\n";
@@ -22,18 +26,25 @@ int No(std::string_view why) {
 }
 
 int Serve(const refit::UniqueId& id, int64_t ranks, int64_t timeout_seconds) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::seconds(timeout_seconds);
+  using Clock = std::chrono::steady_clock;
+  auto deadline = timeout_seconds > 0
+                      ? Clock::now() + std::chrono::seconds(timeout_seconds)
+                      : Clock::time_point::max();
+  std::string ended = "the meeting was ended";
   while (true) {
     const refit::HostedMeeting meeting = refit::MeetingHostedHere(id);
     if (meeting.is_over) {
-      return meeting.has_met ? refit::kExitSuccess
-                             : No("the meeting was ended");
+      return meeting.has_met ? refit::kExitSuccess : No(ended);
     }
-    if (timeout_seconds > 0 && !meeting.has_met &&
-        std::chrono::steady_clock::now() >= deadline) {
-      return No(absl::StrCat("the ", ranks, " ranks did not meet within ",
-                             timeout_seconds, " s"));
+    if (!meeting.has_met && Clock::now() >= deadline) {
+      deadline = Clock::time_point::max();
+      ended = absl::StrCat("the ", ranks, " ranks did not meet within ",
+                           timeout_seconds, " s; ", meeting.who_came);
+      // Tells those that wait, after which the meeting is over.
+      const absl::Status told = refit::EndMeetingTcp(
+          *refit::RendezvousFromUniqueId(id, 0, static_cast<int32_t>(ranks)),
+          absl::DeadlineExceededError(ended), Clock::now() + kEndTime);
+      if (!told.ok() && !absl::IsFailedPrecondition(told)) return No(ended);
     }
     std::this_thread::sleep_for(kPollTime);
   }

@@ -94,10 +94,28 @@ TEST_F(MeetToolTest, MeetingThatARankGaveUpIsEndedForGood) {
   EXPECT_EQ(tool.ExitStatus(), 1);
 }
 
-TEST_F(MeetToolTest, WaitsForRanksAsLongAsIsSaid) {
+TEST_F(MeetToolTest, NamesTheRanksThatDidNotComeInTime) {
+  MeetTool tool("--ranks 4 --host 127.0.0.1 --timeout 2");
+  const UniqueId id = tool.Id();
+  const auto connect = [&](int32_t rank, Deadline deadline) {
+    return ConnectTcp(*RendezvousFromUniqueId(id, rank, 4), deadline).status();
+  };
+  EXPECT_FALSE(connect(2, In(std::chrono::milliseconds(100))).ok());
+  const std::string missed =
+      "the 4 ranks did not meet within 2 s; waiting: rank 0; came and left: "
+      "rank 2; missing: ranks 1, 3";
+  ExpectStatus(connect(0, Ample()), absl::StatusCode::kAborted,
+               "the meeting was ended: " + missed);
+  EXPECT_EQ(tool.Line(), "refit-meet: " + missed + "\n");
+  EXPECT_EQ(tool.ExitStatus(), 1);
+}
+
+TEST_F(MeetToolTest, SaysThatNobodyCame) {
   MeetTool tool("--ranks 2 --host 127.0.0.1 --timeout 1");
   (void)tool.Id();
-  EXPECT_EQ(tool.Line(), "refit-meet: the 2 ranks did not meet within 1 s\n");
+  EXPECT_EQ(tool.Line(),
+            "refit-meet: the 2 ranks did not meet within 1 s; missing: ranks "
+            "0, 1\n");
   EXPECT_EQ(tool.ExitStatus(), 1);
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -45,6 +46,8 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
 struct HostedMeeting {
   bool has_met = false;
   bool is_over = true;
+  // "waiting: rank 0; came and left: rank 2; missing: ranks 1, 3"
+  std::string who_came = {};
 };
 HostedMeeting MeetingHostedHere(const UniqueId& id);
 
