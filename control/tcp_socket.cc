@@ -63,7 +63,8 @@ absl::StatusOr<Addresses> Resolve(const std::string& host, uint16_t port,
       getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
   if (error != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", host, "\" has no address: ", gai_strerror(error)));
+        absl::StrCat("\"", host, "\" has no address: ", gai_strerror(error),
+                     "; wanted a name that this host resolves, or an address"));
   }
   return Addresses(found);
 }
@@ -257,6 +258,11 @@ absl::StatusOr<Socket> Connect(const std::string& host, uint16_t port,
     if (socket.ok()) break;
   }
   return socket;
+}
+
+absl::Status CheckHasAddress(const std::string& host) {
+  const absl::Status status = ResolveUntil(host, 0, Clock::now()).status();
+  return absl::IsInvalidArgument(status) ? status : absl::OkStatus();
 }
 
 absl::StatusOr<std::pair<Socket, Socket>> ConnectedPair() {

@@ -51,6 +51,10 @@ absl::StatusOr<Socket> Accept(const Socket& listener);
 absl::StatusOr<Socket> Connect(const std::string& host, uint16_t port,
                                Clock::time_point deadline);
 
+// Error: kInvalidArgument, `host` has no address here. One that is not resolved
+// within two seconds may have one.
+absl::Status CheckHasAddress(const std::string& host);
+
 // Two ends that are connected with each other.
 absl::StatusOr<std::pair<Socket, Socket>> ConnectedPair();
 

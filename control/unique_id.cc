@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "control/host_address.h"
+#include "control/log.h"
 #include "control/membership.h"
 #include "control/payload.h"
 #include "control/server.h"
@@ -87,7 +88,14 @@ absl::StatusOr<std::string> HostOfId(std::string_view given) {
         absl::StrCat(named, " has ", host.size(), " characters, it should ",
                      "have ", kHostBytesMax, " at most"));
   }
-  if (!host.empty()) return host;
+  if (!host.empty()) {
+    // The ranks may know a name that this host does not.
+    if (absl::Status s = control::CheckHasAddress(host); !s.ok()) {
+      Log(LogLevel::kWarning,
+          absl::StrCat(named, " of a unique id: ", s.message()));
+    }
+    return host;
+  }
   const char* const interfaces = std::getenv("NCCL_SOCKET_IFNAME");
   return control::ReachableAddress(control::AddressesOfThisHost(),
                                    interfaces == nullptr ? "" : interfaces);

@@ -1,4 +1,5 @@
 // Ranks that meet where refit-meet says.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -117,6 +118,14 @@ TEST_F(MeetToolTest, SaysThatNobodyCame) {
             "refit-meet: the 2 ranks did not meet within 1 s; missing: ranks "
             "0, 1\n");
   EXPECT_EQ(tool.ExitStatus(), 1);
+}
+
+TEST_F(MeetToolTest, WarnsOfAHostThatHasNoAddress) {
+  MeetTool tool("--ranks 2 --host no-such-host.invalid --timeout 1");
+  EXPECT_THAT(tool.Line(),
+              testing::StartsWith(
+                  "refit: the host of a unique id: \"no-such-host.invalid\" "
+                  "has no address: "));
 }
 
 TEST_F(MeetToolTest, NeedsTheNumberOfRanks) {

@@ -26,8 +26,9 @@ struct UniqueId {
 // free port, as long as it lives; of ids without a meeting, the 64 newest do.
 // Others reach it at the name or address `host`, "" meaning that in REFIT_HOST,
 // or else at the first address of a network interface that is up and that
-// NCCL_SOCKET_IFNAME allows. Errors: kUnavailable, no port; kInvalidArgument,
-// the host is too long, or no interface is allowed.
+// NCCL_SOCKET_IFNAME allows. A name without an address here is only warned of.
+// Errors: kUnavailable, no port; kInvalidArgument, the host is too long, or no
+// interface is allowed.
 absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host = {});
 
 // The same for a meeting that this process serves, but is no rank of: all
