@@ -221,18 +221,20 @@ static absl::Status NotReached(const TcpRendezvous& rendezvous,
 // Why it is waited for no longer, before the deadline.
 static absl::Status Gone(bool hosted, const std::string& address, bool let_in,
                          const absl::Status& status, Clock::duration waited) {
+  const bool may_be_used = hosted && !let_in;
   return absl::UnavailableError(absl::StrCat(
-      "connect: ", ListenerOf(hosted), " is gone: ",
+      "connect: ", may_be_used ? "the unique id was used already, or " : "",
+      ListenerOf(hosted), " is gone: ",
       let_in ? "it had let this rank in at " : "nobody listens at ", address,
       let_in ? ", then the connection ended" : "", " (", status.message(),
       "), after ", std::chrono::round<seconds>(waited).count(), " s; ",
+      may_be_used
+          ? "wanted a new id if its ranks have met and left, its meeting was "
+            "ended, or 64 newer ones came after it; else "
+          : "",
       let_in ? "see how its process ended"
              : "see how the process ended that made the id, or whether its "
-               "REFIT_HOST is reached from here",
-      hosted && !let_in
-          ? "; it no longer serves an id whose ranks have met and left, whose "
-            "meeting was ended, or that 64 newer ones came after"
-          : ""));
+               "REFIT_HOST is reached from here"));
 }
 
 // Tries to connect and `meet` until the server is willing, refuses, is gone, or

@@ -88,6 +88,7 @@ ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener,
     : world_size_(rendezvous.world_size),
       name_(ListenerOf(rendezvous.hosted)),
       id_name_(rendezvous.id_name),
+      hosted_(rendezvous.hosted),
       membership_(rendezvous.secret),
       owner_end_(std::move(ends.first)),
       owner_(std::move(ends.second)),
@@ -449,7 +450,7 @@ void ControlServer::HandleGoodbye(Connection& connection) {
   Remove(connection.rank);
   if (phase_ != Phase::kMet) return;
   steps_.Leave(connection.rank);
-  if (NobodyIsHere()) Close();
+  if (NobodyIsHere()) EndUse();
 }
 
 void ControlServer::Expire(Clock::time_point now) {
@@ -622,15 +623,31 @@ bool ControlServer::NobodyIsHere() const {
 }
 
 // Whether the ranks have met, and one is not there any more. Whoever comes now
-// comes for the next meeting, which begins when this one is closed.
+// comes for the next meeting, which begins when this one is closed; a host has
+// none.
 bool ControlServer::IsLeft() const {
   return phase_ == Phase::kMet &&
          std::count(by_rank_.begin(), by_rank_.end(), nullptr) > 0;
 }
 
+absl::Status ControlServer::UsedStatus() const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the unique id was used already: its ranks have met, and ",
+                   RanksText(Absent()),
+                   " left; wanted a new id, as a host serves one meeting"));
+}
+
+void ControlServer::EndUse() {
+  if (!hosted_) return Close();
+  // Ranks may yet come by this id in the place of a new one.
+  EndMeeting(UsedStatus(), kEndedTime);
+  in_vain_ = true;
+}
+
 void ControlServer::PutOff(Connection& connection) {
   std::string why = "which has ended";
   if (phase_ == Phase::kMet) {
+    if (hosted_) return Refuse(connection, UsedStatus());
     why = absl::StrCat("which ", RanksText(Absent()), " left");
   }
   Send(connection,
@@ -655,7 +672,7 @@ void ControlServer::Lose(Connection& connection, const std::string& reason) {
     left_.push_back({rank, Clock::now() + kGoneTime, reason});
   }
   if (phase_ != Phase::kMet) return;
-  if (NobodyIsHere()) return Close();
+  if (NobodyIsHere()) return EndUse();
   if (std::exchange(rank_gone_, true)) return;
   SendToAll({.type = FrameType::kGone,
              .rank = rank,

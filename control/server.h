@@ -33,7 +33,7 @@ class ControlServer {
   // Serves the ranks that come to `listener`, and a rank of this process at the
   // other end of `own`. Without a descriptor: nobody comes there. The server
   // ends by itself when all ranks have met and left, or a member has ended the
-  // meeting. Error:
+  // meeting; a host's tells late ranks for two seconds that it is over. Error:
   // kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
       const TcpRendezvous& rendezvous, Socket listener, Socket own);
@@ -62,7 +62,7 @@ class ControlServer {
  private:
   enum class Phase : uint8_t {
     kMeeting,  // until all ranks have come
-    kEnded,    // before that. For a while who comes is told why
+    kEnded,    // perhaps for good. For a while who comes is told why
     kMet,
     kClosing,  // sends what it has, and reads only to see the ends close
   };
@@ -129,6 +129,9 @@ class ControlServer {
   void Refuse(Connection& connection, const absl::Status& status);
   bool NobodyIsHere() const;
   bool IsLeft() const;
+  absl::Status UsedStatus() const;
+  // All ranks have met and left.
+  void EndUse();
   // Tells the other end to come again, then closes.
   void PutOff(Connection& connection);
   void CloseWhenSent(Connection& connection);
@@ -139,6 +142,7 @@ class ControlServer {
   const int32_t world_size_;
   const char* const name_;  // of who listens, in messages
   const uint64_t id_name_;
+  const bool hosted_;
   const Membership membership_;
   Socket owner_end_;  // closed by Stop()
   Socket owner_;      // its other end, until the server has seen that

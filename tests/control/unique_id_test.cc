@@ -309,7 +309,31 @@ TEST_F(UniqueIdTest, AHostedMeetingThatWasEndedIsOver) {
   std::this_thread::sleep_for(kEndedTime);
   const absl::Status late = Meet(id, 1, 2).status();
   EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable);
-  EXPECT_NE(late.message().find("whose meeting was ended"), std::string::npos)
+  EXPECT_NE(late.message().find("its meeting was ended"), std::string::npos)
+      << late;
+}
+
+// As by ranks that replace their plan with the id of the meeting before.
+TEST_F(UniqueIdTest, AHostedIdThatWasUsedIsToldFromAHostThatIsGone) {
+  const UniqueId id = *HostMeeting(2, "127.0.0.1");
+  MeetAll(id, 2);
+  const auto expect_used = [&](int32_t rank, const std::string& who_left) {
+    ExpectStatus(
+        Meet(id, rank, 2).status(), absl::StatusCode::kFailedPrecondition,
+        "the unique id was used already: its ranks have met, and " + who_left +
+            " left; wanted a new id, as a host serves one meeting");
+  };
+  planes_[0].reset();
+  expect_used(0, "rank 0");
+  planes_.clear();
+  expect_used(0, "ranks 0, 1");
+  expect_used(1, "ranks 0, 1");
+  // The host has told all of them.
+  const absl::Status late = Meet(id, 1, 2).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(late.message().find("connect: the unique id was used already, or "
+                                "the meeting's host is gone: nobody listens"),
+            0u)
       << late;
 }
 
