@@ -58,7 +58,8 @@ int Show(const refit::ToolInfo& tool, const std::string& text,
 int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
                  int64_t growth, int64_t iterations) {
   refit::Diagnostics diagnostics;
-  const std::optional<refit::Job> job = refit::ReadJob(path, diagnostics);
+  const std::optional<refit::Job> job =
+      refit::ReadJob(path, diagnostics, "refit-bench compile");
   if (!job.has_value()) {
     std::fputs(diagnostics.Render().c_str(), stderr);
     return refit::kExitError;

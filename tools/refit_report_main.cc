@@ -124,7 +124,7 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
   std::optional<refit::report::JobText> job_text;
   if (!arguments.job.empty()) {
     const std::optional<refit::Job> job =
-        refit::ReadJob(arguments.job, diagnostics);
+        refit::ReadJob(arguments.job, diagnostics, "refit-report --job");
     if (!job.has_value()) return show();
     const bool is_plans = refit::HasInputsOf(*job, *plan, diagnostics);
     if (!diagnostics.ok()) return show();

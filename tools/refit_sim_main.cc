@@ -169,7 +169,8 @@ bool ReadSpeeds(const refit::ToolInfo& tool, const std::string& path,
                 const refit::PlanFile& plan,
                 refit::simulator::Options& options) {
   refit::Diagnostics diagnostics;
-  const std::optional<refit::Job> job = refit::ReadJob(path, diagnostics);
+  const std::optional<refit::Job> job =
+      refit::ReadJob(path, diagnostics, "refit-sim --job");
   const bool is_plans =
       job.has_value() && refit::HasInputsOf(*job, plan, diagnostics);
   if (!diagnostics.ok() || !job.has_value()) {

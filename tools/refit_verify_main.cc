@@ -30,7 +30,8 @@ int Invalid(const std::string& message) {
 int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
                    const refit::PlanFile& plan, const std::string& job_path) {
   refit::Diagnostics diagnostics;
-  const std::optional<refit::Job> job = refit::ReadJob(job_path, diagnostics);
+  const std::optional<refit::Job> job =
+      refit::ReadJob(job_path, diagnostics, "refit-verify --job");
   absl::StatusOr<std::string> difference =
       absl::InvalidArgumentError("the job has errors");
   if (job.has_value()) {

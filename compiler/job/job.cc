@@ -93,7 +93,7 @@ void RefuseHubId(const ValueReader& values, const JsonValue& value,
                  const std::string& path, std::string_view wanted) {
   values.Error(value,
                absl::StrFormat("%s is no path here; if it is a model of the "
-                               "Hugging Face hub, refitc does not fetch it; "
+                               "Hugging Face hub, Refit does not fetch it; "
                                "wanted %s",
                                Quoted(path), wanted));
 }
@@ -416,23 +416,25 @@ JobFacts FactsOf(const JsonValue& root) {
 
 // Says what a job is where a model's config, `file`, is given in its place.
 bool IsConfig(const ValueReader& values, const JsonValue& root,
-              const SourceFile& file) {
-  const ObjectReader reader(values, root, "");
-  const JsonValue* type = reader.Peek("model_type");
+              const SourceFile& file, std::string_view reader) {
+  const ObjectReader members(values, root, "");
+  const JsonValue* type = members.Peek("model_type");
   if (type == nullptr || type->AsString() == nullptr) return false;
   for (const std::string_view key : {"model", "source", "destination"}) {
-    if (reader.Peek(key) != nullptr) return false;
+    if (members.Peek(key) != nullptr) return false;
   }
   // A text that no file holds has a name in angle brackets.
   const bool has_path = !absl::StartsWith(file.path, "<");
   values.Error(
       root,
       absl::StrFormat(
-          "this is a model's config, %s, but refitc takes a job: the path of "
-          "the config, and how each side cuts the model; wanted at least "
+          "this is a model's config, %s, but %s takes a job: the path of the "
+          "config, and how each side cuts the model; wanted %sat least "
           "{\"model\": %s, \"source\": {\"layout\": \"fsdp\"}, "
           "\"destination\": {\"layout\": \"vllm\"}}",
-          *type->AsString(), Quoted(has_path ? file.path : "config.json")));
+          *type->AsString(), reader,
+          has_path ? "a file in the working directory that says " : "",
+          Quoted(has_path ? file.path : "config.json")));
   return true;
 }
 
@@ -453,7 +455,8 @@ bool MovesVisionTower(const Job& job) {
   return AreWanted(job.source.vision, job.destination.vision);
 }
 
-std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {
+std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics,
+                           std::string_view reader) {
   absl::StatusOr<std::shared_ptr<const SourceFile>> file =
       ReadTextFile(path, kJobBytesMax);
   if (!file.ok()) {
@@ -461,19 +464,20 @@ std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics) {
     return std::nullopt;
   }
   return ReadJobText(*std::move(file), path == "-" ? "" : DirectoryOf(path),
-                     diagnostics);
+                     diagnostics, reader);
 }
 
 std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
                                const std::string& directory,
-                               Diagnostics& diagnostics) {
+                               Diagnostics& diagnostics,
+                               std::string_view reader) {
   const int64_t errors_before = diagnostics.error_count();
   const std::optional<JsonDocument> document =
       ParseJson(file, file->text, diagnostics);
   if (!document.has_value()) return std::nullopt;
   const ValueReader values(*document, diagnostics);
   if (!values.IsObject(document->root, "job")) return std::nullopt;
-  if (IsConfig(values, document->root, *file)) return std::nullopt;
+  if (IsConfig(values, document->root, *file, reader)) return std::nullopt;
   Job job = RootReader(values, document->root, directory).Read();
   if (diagnostics.error_count() != errors_before) return std::nullopt;
   job.facts = FactsOf(document->root);

@@ -260,15 +260,18 @@ inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;
 // known key), types, signs, unknown layout, dtype and placement names, keys
 // that the side's layout does not have. Sizes are checked against the model by
 // the layouts. `path` may be "-" for standard input (model paths are then
-// relative to the working directory). Returns nullopt after an error.
-std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics);
+// relative to the working directory). Messages say that `reader` takes a job.
+// Returns nullopt after an error.
+std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics,
+                           std::string_view reader = "refitc");
 
 // The same for a job that is no file: `file` has its text and the name to show
 // in diagnostics, and paths in it are relative to `directory` ("": the working
 // directory).
 std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
                                const std::string& directory,
-                               Diagnostics& diagnostics);
+                               Diagnostics& diagnostics,
+                               std::string_view reader = "refitc");
 
 }  // namespace refit
 

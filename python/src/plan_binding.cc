@@ -54,11 +54,11 @@ Progress ToProgress(const nb::object& function) {
 // Reads the job `text`, which messages call `name`.
 std::optional<Job> ReadText(const std::string& text, const std::string& name,
                             const std::string& directory,
-                            Diagnostics& diagnostics) {
+                            Diagnostics& diagnostics, std::string_view reader) {
   Check(CheckText(text));
   return ReadJobText(std::make_shared<const SourceFile>(
                          SourceFile{.path = name, .text = text}),
-                     directory, diagnostics);
+                     directory, diagnostics, reader);
 }
 
 absl::Status JobErrors(const Diagnostics& diagnostics) {
@@ -73,7 +73,8 @@ Compiled CompileText(const std::string& text, const std::string& name,
   const CompileOptions options = {.progress = ToProgress(progress)};
   const nb::gil_scoped_release unlocked;
   Diagnostics diagnostics;
-  const std::optional<Job> job = ReadText(text, name, directory, diagnostics);
+  const std::optional<Job> job =
+      ReadText(text, name, directory, diagnostics, "refit.compile");
   Check(JobErrors(diagnostics));
   absl::StatusOr<std::vector<uint8_t>> bytes =
       Compile(*job, options, diagnostics);
@@ -88,7 +89,8 @@ std::string DifferenceFrom(const PlanFile& plan, const std::string& text,
                            const std::string& directory) {
   const nb::gil_scoped_release unlocked;
   Diagnostics diagnostics;
-  const std::optional<Job> job = ReadText(text, name, directory, diagnostics);
+  const std::optional<Job> job =
+      ReadText(text, name, directory, diagnostics, "Plan.verify");
   Check(JobErrors(diagnostics));
   absl::StatusOr<std::string> difference =
       DifferenceFromJob(*job, plan, diagnostics);

@@ -846,7 +846,7 @@ TEST(JobTest, AHubIdIsToldFromAPath) {
   };
   EXPECT_NE(errors("\"Qwen/Qwen3-0.6B\"")
                 .find("job.json:1:11: error: \"Qwen/Qwen3-0.6B\" is no path "
-                      "here; if it is a model of the Hugging Face hub, refitc "
+                      "here; if it is a model of the Hugging Face hub, Refit "
                       "does not fetch it; wanted the path of its config.json"),
             std::string::npos);
   EXPECT_NE(errors(R"({"safetensors": "Qwen/Qwen3-0.6B"})")

@@ -39,6 +39,10 @@ REPORTS = ("tiny-dense", "tiny-fan-out-hosts", "tiny-fp8-windows")
 MISUSES = {
     "compile-onto-the-job": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.json"],
     "compile-onto-the-config": ["refitc", "tiny-dense.json", "-o", "../jobs/tiny-dense.config.json"],
+    "verify-of-a-config": ["refit-verify", "PLAN", "--job", "tiny-dense.config.json"],
+    "simulation-of-a-config": ["refit-sim", "PLAN", "--job", "tiny-dense.config.json"],
+    "a-page-of-a-config": ["refit-report", "PLAN", "-o", "page.html", "--job", "tiny-dense.config.json"],
+    "growth-of-a-config": ["refit-bench", "compile", "tiny-dense.config.json"],
     "dump-of-a-tensor-that-is-not-there": ["refit-dump", "PLAN", "--tensor", "model.layer.*"],
     "nccl-from-a-plain-shell": ["refit-run", "PLAN", "--transport", "nccl", "--check"],
     "nccl-with-too-few-processes": ["WORLD_SIZE=3", "RANK=0", "LOCAL_RANK=0", "MASTER_ADDR=localhost",
