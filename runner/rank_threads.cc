@@ -8,9 +8,11 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "control/own_thread.h"
 
 namespace refit {
 namespace {
@@ -89,7 +91,11 @@ void ParallelFor(size_t items, const std::function<void(size_t)>& body) {
     for (size_t item; (item = next.fetch_add(1)) < items;) body(item);
   };
   std::vector<std::thread> others;
-  for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
+  for (size_t i = 1; i < threads; ++i) {
+    std::thread other;
+    if (!StartThread(other, "a thread of a loop", work).ok()) break;
+    others.push_back(std::move(other));
+  }
   work();
   for (std::thread& thread : others) thread.join();
 }

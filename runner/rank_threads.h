@@ -22,7 +22,7 @@ absl::Status RunRankThreads(int32_t ranks,
 absl::Status MainError(absl::Span<const absl::Status> statuses);
 
 // Calls `body(item)` for items 0 .. items-1 on as many threads as the machine
-// has cores.
+// has cores, or on those that can be made: at least on this one.
 void ParallelFor(size_t items, const std::function<void(size_t)>& body);
 
 }  // namespace refit
