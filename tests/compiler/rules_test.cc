@@ -342,7 +342,7 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
                 "rules.json:1:44: error: sizes.layers is 3.5; wanted an "
                 "integer or an expression in quotes\n"},
            Case{Param(kEmbedding, R"(, "sizes": {"kv_heads": 3})"),
-                "rules.json:1:33: error: sizes.kv_heads 3 does not divide "
+                "rules.json:1:46: error: sizes.kv_heads 3 does not divide "
                 "sizes.heads 4\n"},
            Case{R"({"model_type": "yours", "params": []})",
                 "rules.json:1:16: error: model_type \"yours\", but config.json "
@@ -380,7 +380,7 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
                 "last_stage, every_stage or own_tensor\n"},
            Case{Param(kEmbedding, R"(, "sizes": {"mamba_heads": 4,
                           "mamba_state": 8})"),
-                "rules.json:1:33: error: sizes.mamba_heads is 4 and "
+                "rules.json:1:49: error: sizes.mamba_heads is 4 and "
                 "sizes.mamba_head_dim is 0; wanted both above 0, or neither\n"},
            Case{Param(kEmbedding, R"(, "sizes": {"mamba_heads": "num_heads"})"),
                 "rules.json:1:49: error: sizes.mamba_heads is \"num_heads\": "
@@ -389,7 +389,7 @@ TEST(RulesTest, EachMistakeHasAPlaceWhatWasFoundAndWhatIsWanted) {
            Case{Param(kEmbedding, R"(, "sizes": {"mamba_heads": 4,
                           "mamba_head_dim": 8, "mamba_groups": 3,
                           "mamba_state": 8})"),
-                "rules.json:1:33: error: sizes.mamba_groups 3 does not divide "
+                "rules.json:2:64: error: sizes.mamba_groups 3 does not divide "
                 "sizes.mamba_heads 4\n"},
            Case{Param(kEmbedding, R"(, "layers": {"b": {"where":
                                         {"model_type": "m"}}})"),
@@ -485,6 +485,34 @@ TEST(RulesTest, AFamilyMayBeLikeAnother) {
                       "only": {"mlp_bias": null}})",
                   biased),
             Names(R"({"model_type": "mine", "like": "llama"})"));
+  // A mistake stands at the entry that makes it.
+  const std::string config = R"({"model_type": "mine", "hidden_size": 8,
+      "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 16,
+      "intermediate_size": 8})";
+  EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama", "params": [
+      {"name": "model.nrm.weight", "if": false}]})",
+                     config),
+            "rules.json:2:16: error: params[0].name is \"model.nrm.weight\", "
+            "which no parameter of \"llama\" has that is left to change; did "
+            "you mean \"model.norm.weight\"?\n");
+  EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama", "params": [
+      {"name": "model.norm.weight", "if": false},
+      {"name": "model.norm.weight", "if": true}]})",
+                     config),
+            "rules.json:3:16: error: params[1].name is \"model.norm.weight\", "
+            "which no parameter of \"llama\" has that is left to change; "
+            "wanted \"role\" and \"shape\" of a new one\n");
+  EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama", "params": [
+      {"name": "model.norm.weight", "shape": null}]})",
+                     config),
+            "rules.json:2:37: error: missing key \"shape\" in params[14]; "
+            "wanted an array\n");
+  EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama",
+      "names": {"model.norm": "model.{norm}"}})",
+                     config),
+            "rules.json:2:31: error: params[14].name is "
+            "\"model.{norm}.weight\"; wanted no braces but one {layer} or "
+            "{mtp} and one {expert}\n");
   // What the other file says stands where it is named.
   EXPECT_EQ(Mistakes(R"({"model_type": "mine", "like": "llama",
                          "sizes": {"query": 3}})")

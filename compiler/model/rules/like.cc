@@ -74,7 +74,8 @@ std::string TextOf(const JsonValue& object, std::string_view key) {
 // it says its layers, those of these layers alone, else those of all layers.
 // Others, as a second one of a name, stand behind the one that is before them
 // in `changes`.
-void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
+void ChangeParams(const JsonValue::Array& changes, std::string_view family,
+                  const ValueReader& values, JsonValue::Array& params) {
   struct Entry {
     JsonValue param;
     bool is_inherited = true;  // and not changed yet
@@ -82,7 +83,8 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
   std::vector<Entry> entries;
   for (JsonValue& param : params) entries.push_back({std::move(param)});
   size_t next = 0;
-  for (const JsonValue& change : changes) {
+  for (size_t number = 0; number < changes.size(); ++number) {
+    const JsonValue& change = changes[number];
     const std::string name = TextOf(change, "name");
     const std::string layers = TextOf(change, "layers");
     std::vector<size_t> of_name;
@@ -99,6 +101,24 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
       of_name.push_back(i);
     }
     if (!layers.empty() && !of_layers.empty()) of_name = of_layers;
+    if (of_name.empty() && !name.empty() &&
+        FindMember(change, "role") == nullptr &&
+        FindMember(change, "shape") == nullptr) {
+      std::vector<std::string> left;
+      for (const Entry& entry : entries) {
+        if (entry.is_inherited) left.push_back(TextOf(entry.param, "name"));
+      }
+      const std::string nearest = NearestWord(name, {left.begin(), left.end()});
+      values.Error(
+          *FindMember(change, "name"),
+          "params[%d].name is %s, which no parameter of %s has that is "
+          "left to change; %s",
+          number, name, family,
+          nearest.empty() || nearest == name
+              ? "wanted \"role\" and \"shape\" of a new one"
+              : absl::StrCat("did you mean ", nearest, "?"));
+      continue;
+    }
     if (of_name.empty()) {
       entries.insert(entries.begin() + static_cast<ptrdiff_t>(next),
                      {change, /*is_inherited=*/false});
@@ -110,6 +130,10 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
       entries[i].is_inherited = false;
       ChangeObject(*change.AsObject(), std::get<JsonValue::Object>(param.data));
       param.offset = change.offset;
+      // What is missed then.
+      for (const JsonMember& member : *change.AsObject()) {
+        if (member.value.IsNull()) param.offset = member.key_offset;
+      }
     }
     next = of_name.back() + 1;
   }
@@ -117,8 +141,10 @@ void ChangeParams(const JsonValue::Array& changes, JsonValue::Array& params) {
   for (Entry& entry : entries) params.push_back(std::move(entry.param));
 }
 
-// What a file says anew; a tower is an object of the same kind.
-void ChangeRules(const JsonValue::Object& changes, JsonValue::Object& rules) {
+// What a file says anew of those of `family`; a tower is an object of the same
+// kind.
+void ChangeRules(const JsonValue::Object& changes, std::string_view family,
+                 const ValueReader& values, JsonValue::Object& rules) {
   for (const JsonMember& change : changes) {
     if (change.key == kLike || change.key == kNames) continue;
     const auto found = std::find_if(
@@ -136,11 +162,14 @@ void ChangeRules(const JsonValue::Object& changes, JsonValue::Object& rules) {
     if (change.value.IsNull()) {
       rules.erase(found);
     } else if (object != nullptr && of_change != nullptr) {
-      (change.key == kTowerKey ? ChangeRules : ChangeObject)(*of_change,
-                                                             *object);
+      if (change.key == kTowerKey) {
+        ChangeRules(*of_change, family, values, *object);
+      } else {
+        ChangeObject(*of_change, *object);
+      }
     } else if (params != nullptr && change.key == "params" &&
                change.value.AsArray() != nullptr) {
-      ChangeParams(*change.value.AsArray(), *params);
+      ChangeParams(*change.value.AsArray(), family, values, *params);
     } else {
       *found = change;
     }
@@ -152,16 +181,21 @@ void ChangeRules(const JsonValue::Object& changes, JsonValue::Object& rules) {
 void CallAnew(const JsonValue& names, const ValueReader& values,
               JsonValue::Object& rules) {
   if (!values.IsObject(names, kNames)) return;
-  std::vector<std::pair<std::string_view, std::string_view>> renames;
   for (const JsonMember& member : *names.AsObject()) {
-    const std::string* to = values.String(
-        member.value, absl::StrFormat("%s.%s", kNames, member.key));
-    if (to != nullptr) renames.emplace_back(member.key, *to);
+    values.String(member.value, absl::StrFormat("%s.%s", kNames, member.key));
   }
+  // Mistakes in a name then stand where it was renamed.
   const auto rename = [&](JsonValue* value) {
     if (value == nullptr) return;
-    if (auto* name = std::get_if<std::string>(&value->data)) {
-      *name = Renamed(*name, renames);
+    auto* name = std::get_if<std::string>(&value->data);
+    if (name == nullptr) return;
+    for (const JsonMember& member : *names.AsObject()) {
+      if (member.value.AsString() == nullptr) continue;
+      std::string renamed =
+          Renamed(*name, {{member.key, *member.value.AsString()}});
+      if (renamed == *name) continue;
+      *name = std::move(renamed);
+      value->offset = member.value.offset;
     }
   };
   if (JsonValue* params = FindMember(rules, "params")) {
@@ -225,7 +259,7 @@ std::optional<JsonValue> CompleteTower(const JsonValue& tower,
   if (const JsonValue* names = FindMember(tower, kNames)) {
     CallAnew(*names, values, members);
   }
-  ChangeRules(*tower.AsObject(), members);
+  ChangeRules(*tower.AsObject(), like->Text(), values, members);
   return completed;
 }
 
@@ -261,7 +295,7 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
   if (const JsonValue* names = FindMember(root, kNames)) {
     CallAnew(*names, values, members);
   }
-  ChangeRules(changed, members);
+  ChangeRules(changed, like->Text(), values, members);
   return rules;
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <iterator>
 
 #include "absl/status/statusor.h"
@@ -68,6 +69,18 @@ constexpr KnownSize<TowerSizes> kTowerSizes[] = {
     {"hidden", "hidden_size", 1, kExtentMax, &TowerSizes::hidden},
     {"heads", "num_attention_heads", 1, kExtentMax, &TowerSizes::heads},
 };
+
+// Where the first of `names` that the file says stands, else `otherwise`.
+Place PlaceOfSize(std::initializer_list<std::string_view> names,
+                  absl::Span<const JsonMember> members,
+                  const ValueReader& values, const Place& otherwise) {
+  for (const std::string_view name : names) {
+    for (const JsonMember& member : members) {
+      if (member.key == name) return values.PlaceOf(member.value);
+    }
+  }
+  return otherwise;
+}
 
 }  // namespace
 
@@ -229,7 +242,7 @@ std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
   const auto* const lacks =
       std::find_if_not(std::begin(sizes), std::end(sizes), has);
   if (lacks != std::end(sizes)) {
-    diagnostics().Error(place,
+    diagnostics().Error(PlaceOfSize({given->name}, members, values_, place),
                         "sizes.%s is %d and sizes.%s is 0; wanted both "
                         "above 0, or neither",
                         given->name, part.*given->member, lacks->name);
@@ -252,10 +265,11 @@ void RulesReader::ReadSizes() {
   if (architecture().mtp_layers == 0) block = 1;
   if (block == 0 || architecture().mtp_layers % block != 0) {
     if (diagnostics().error_count() == errors_before) {
-      diagnostics().Error(place,
-                          "sizes.mtp_layers is %d and sizes.mtp_block "
-                          "is %d; wanted a multiple of it, above 0",
-                          architecture().mtp_layers, block);
+      diagnostics().Error(
+          PlaceOfSize({"mtp_block", "mtp_layers"}, members, values_, place),
+          "sizes.mtp_layers is %d and sizes.mtp_block "
+          "is %d; wanted a multiple of it, above 0",
+          architecture().mtp_layers, block);
     }
     architecture().mtp_layers = 0;
     block = 1;
@@ -291,10 +305,9 @@ void RulesReader::ReadSizes() {
                     KeyOfSize(of_name, members), *of);
       return;
     }
-    diagnostics().Error(place,
-                        "sizes.%s %d does not divide sizes.%s "
-                        "%d",
-                        name, *size, of_name, *of);
+    diagnostics().Error(PlaceOfSize({name, of_name}, members, values_, place),
+                        "sizes.%s %d does not divide sizes.%s %d", name, *size,
+                        of_name, *of);
   };
   check_divides("mamba_groups", "mamba_heads");
   check_divides("delta_key_heads", "delta_value_heads");
