@@ -134,13 +134,17 @@ void Diagnostics::Add(Severity severity, Tally& tally, const Place& place,
       {.severity = severity, .place = place, .message = std::move(message)});
 }
 
-void Diagnostics::Error(const Place& place, std::string message) {
+bool Diagnostics::Error(const Place& place, std::string message) {
   Add(Severity::kError, errors_, place, std::move(message));
+  return false;
 }
 
 void Diagnostics::Warning(const Place& place, std::string message) {
-  if (warnings_are_errors_) return Error(place, std::move(message));
-  Add(Severity::kWarning, warnings_, place, std::move(message));
+  if (warnings_are_errors_) {
+    Error(place, std::move(message));
+  } else {
+    Add(Severity::kWarning, warnings_, place, std::move(message));
+  }
 }
 
 void Diagnostics::Append(const Diagnostics& other) {

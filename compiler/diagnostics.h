@@ -50,16 +50,16 @@ class Diagnostics {
       : warnings_are_errors_(warnings_are_errors) {}
 
   // `message` starts in lower case, has no final full stop, and gives the
-  // value found and the value wanted.
-  void Error(const Place& place, std::string message);
+  // value found and the value wanted. Returns false, for those who return that.
+  bool Error(const Place& place, std::string message);
   // The same style. The message also says which key settles the doubt, so that
   // a job without doubts compiles without a word.
   void Warning(const Place& place, std::string message);
   // The same of absl::StrFormat's arguments.
   template <typename... Args>
-  void Error(const Place& place, const absl::FormatSpec<Args...>& format,
+  bool Error(const Place& place, const absl::FormatSpec<Args...>& format,
              const Args&... args) {
-    Error(place, absl::StrFormat(format, args...));
+    return Error(place, absl::StrFormat(format, args...));
   }
   template <typename... Args>
   void Warning(const Place& place, const absl::FormatSpec<Args...>& format,

@@ -36,12 +36,12 @@ ExpertPlacement::Kind ReadKind(const ValueReader& values,
   }
   const std::string nearest = NearestWord(*name, names);
   values.Error(
-      value, nearest.empty()
-                 ? absl::StrFormat("layout \"%s\" has no placement %s; wanted "
-                                   "%s",
-                                   LayoutName(layout), Quoted(*name), wanted)
-                 : absl::StrFormat("unknown placement %s; did you mean \"%s\"?",
-                                   Quoted(*name), nearest));
+      value,
+      nearest.empty()
+          ? absl::StrFormat("layout \"%s\" has no placement %s; wanted %s",
+                            LayoutName(layout), Quoted(*name), wanted)
+          : absl::StrFormat("unknown placement %s; did you mean \"%s\"?",
+                            Quoted(*name), nearest));
   return ExpertPlacement::Kind::kLinear;
 }
 
@@ -55,8 +55,7 @@ std::vector<std::vector<int64_t>> ReadTable(const ValueReader& values,
   const JsonValue::Array* array = values.Array(value, path, kWanted);
   if (array == nullptr) return table;
   if (array->empty()) {
-    values.Error(value,
-                 absl::StrFormat("%s is empty; wanted %s", path, kWanted));
+    values.Error(value, "%s is empty; wanted %s", path, kWanted);
     return table;
   }
   if (array->front().AsArray() == nullptr) {
@@ -99,21 +98,17 @@ void ReadExpertPlacement(ObjectReader& side, LayoutKind layout,
       redundant.value > 0) {
     values.diagnostics().Error(
         redundant.place,
-        absl::StrFormat("%s is %d; placement \"round_robin\" has no redundant "
-                        "experts",
-                        reader.PathOf("num_redundant_experts"),
-                        redundant.value));
+        "%s is %d; placement \"round_robin\" has no redundant experts",
+        reader.PathOf("num_redundant_experts"), redundant.value);
   }
   const JsonValue* table = reader.Find("physical_to_logical");
   if (table != nullptr) {
     const std::string table_path = reader.PathOf("physical_to_logical");
     if (kind != nullptr || redundant.given) {
       values.Error(
-          *table, absl::StrFormat(
-                      "%s says where every expert stands; wanted no key "
-                      "\"%s\" beside it",
-                      table_path,
-                      kind != nullptr ? "placement" : "num_redundant_experts"));
+          *table,
+          "%s says where every expert stands; wanted no key \"%s\" beside it",
+          table_path, kind != nullptr ? "placement" : "num_redundant_experts");
     }
     placement.kind = ExpertPlacement::Kind::kTable;
     placement.physical_to_logical = ReadTable(values, *table, table_path);

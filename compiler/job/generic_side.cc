@@ -44,8 +44,7 @@ class GenericReader {
     if (!values_.IsObject(value, path)) return;
     ObjectReader meshes(values_, value, path);
     if (meshes.members().empty()) {
-      values_.Error(
-          value, absl::StrFormat("%s has no mesh; wanted at least one", path));
+      values_.Error(value, "%s has no mesh; wanted at least one", path);
       return;
     }
     bool all_good = true;
@@ -93,8 +92,8 @@ class GenericReader {
       if (axis.key.empty()) {
         values_.diagnostics().Error(
             values_.document().PlaceAt(axis.key_offset),
-            absl::StrFormat("an axis of mesh %s is named \"\"; wanted a name",
-                            Quoted(mesh.name)));
+            "an axis of mesh %s is named \"\"; wanted a name",
+            Quoted(mesh.name));
         return false;
       }
       const std::optional<int64_t> extent = values_.Integer(
@@ -105,15 +104,13 @@ class GenericReader {
       size = std::min(size * *extent, kRanksMax + 1);
     }
     if (mesh.axes.empty()) {
-      values_.Error(value,
-                    absl::StrFormat("mesh %s has no axes; wanted at least one",
-                                    Quoted(mesh.name)));
+      values_.Error(value, "mesh %s has no axes; wanted at least one",
+                    Quoted(mesh.name));
       return false;
     }
     if (size > kRanksMax) {
-      values_.Error(
-          value, absl::StrFormat("mesh %s has more than %d ranks; wanted fewer",
-                                 Quoted(mesh.name), kRanksMax));
+      values_.Error(value, "mesh %s has more than %d ranks; wanted fewer",
+                    Quoted(mesh.name), kRanksMax);
       return false;
     }
     return true;
@@ -133,18 +130,16 @@ class GenericReader {
     if (!ranks.has_value()) return false;
     if (static_cast<int64_t>(ranks->size()) != size) {
       values_.Error(*value,
-                    absl::StrFormat("mesh %s has %d ranks; wanted %d, "
-                                    "the product of its axes",
-                                    Quoted(mesh.name), ranks->size(), size));
+                    "mesh %s has %d ranks; wanted %d, the product of its axes",
+                    Quoted(mesh.name), ranks->size(), size);
       return false;
     }
     std::vector<bool> seen(static_cast<size_t>(kRanksMax), false);
     for (size_t i = 0; i < ranks->size(); ++i) {
       const auto rank = static_cast<size_t>((*ranks)[i]);
       if (seen[rank]) {
-        values_.Error((*value->AsArray())[i],
-                      absl::StrFormat("rank %d stands twice in mesh %s", rank,
-                                      Quoted(mesh.name)));
+        values_.Error((*value->AsArray())[i], "rank %d stands twice in mesh %s",
+                      rank, Quoted(mesh.name));
         return false;
       }
       seen[rank] = true;
@@ -163,9 +158,9 @@ class GenericReader {
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] == static_cast<int64_t>(i)) continue;
       values_.Error(meshes,
-                    absl::StrFormat("rank %d is in no mesh; wanted all of 0 "
-                                    "to %d, the largest rank named",
-                                    i, ranks.back()));
+                    "rank %d is in no mesh; wanted all of 0 to %d, the largest "
+                    "rank named",
+                    i, ranks.back());
       return;
     }
   }
@@ -176,8 +171,7 @@ class GenericReader {
         values_.Array(value, path, "an array of rules");
     if (rules == nullptr) return;
     if (rules->empty()) {
-      values_.Error(
-          value, absl::StrFormat("%s has no rule; wanted at least one", path));
+      values_.Error(value, "%s has no rule; wanted at least one", path);
     }
     for (size_t i = 0; i < rules->size(); ++i) {
       ReadRule((*rules)[i], absl::StrFormat("%s[%d]", path, i));
@@ -226,10 +220,9 @@ class GenericReader {
     const std::string others = absl::StrReplaceAll(name, {{"{name}", ""}});
     if (others.find_first_of("{}") == std::string::npos) return;
     values_.Error(value,
-                  absl::StrFormat("%s %s holds a brace outside of {name}; "
-                                  "wanted {name} for the parameter's name, and "
-                                  "no other brace",
-                                  path, Quoted(name)));
+                  "%s %s holds a brace outside of {name}; wanted {name} for "
+                  "the parameter's name, and no other brace",
+                  path, Quoted(name));
   }
 
   void ReadMeshName(const JsonValue& value, const std::string& path,
@@ -265,11 +258,9 @@ class GenericReader {
         std::find_if(spec_.meshes.begin(), spec_.meshes.end(),
                      [&](const MeshSpec& m) { return m.name == mesh_name; });
     if (mesh != spec_.meshes.end() && array->size() != mesh->axes.size()) {
-      values_.Error(value, absl::StrFormat(
-                               "%s has %d placements; wanted %d, one per axis "
-                               "of mesh %s",
-                               path, array->size(), mesh->axes.size(),
-                               Quoted(mesh->name)));
+      values_.Error(value,
+                    "%s has %d placements; wanted %d, one per axis of mesh %s",
+                    path, array->size(), mesh->axes.size(), Quoted(mesh->name));
     }
   }
 
@@ -307,10 +298,9 @@ class GenericReader {
     if (mesh != nullptr) ReadMeshName(*mesh, reader.PathOf("mesh"), flat.mesh);
     if ((placements == nullptr) == (ranges == nullptr)) {
       values_.Error(
-          value, absl::StrFormat("%s has %s \"placements\" %s "
-                                 "\"ranges\"; wanted one of them",
-                                 path, ranges == nullptr ? "neither" : "both",
-                                 ranges == nullptr ? "nor" : "and"));
+          value, "%s has %s \"placements\" %s \"ranges\"; wanted one of them",
+          path, ranges == nullptr ? "neither" : "both",
+          ranges == nullptr ? "nor" : "and");
     } else if (placements != nullptr) {
       ReadPlacements(*placements, reader.PathOf("placements"), flat.mesh,
                      flat.placements);
@@ -323,9 +313,8 @@ class GenericReader {
     if (layers != nullptr) {
       flat.layers = ReadRange(*layers, reader.PathOf("layers"), kLayersMax);
       if (flat.layers.has_value() && flat.layers->begin == flat.layers->end) {
-        values_.Error(*layers, absl::StrFormat("%s holds no layer; wanted at "
-                                               "least one",
-                                               reader.PathOf("layers")));
+        values_.Error(*layers, "%s holds no layer; wanted at least one",
+                      reader.PathOf("layers"));
       }
     }
     if (name.given) {
@@ -345,10 +334,9 @@ class GenericReader {
         values_.Integers(value, path, {.min = 0, .max = max});
     if (!ends.has_value()) return std::nullopt;
     if (ends->size() != 2 || (*ends)[0] > (*ends)[1]) {
-      values_.Error(value,
-                    absl::StrFormat("%s is no range; wanted [begin, end] "
-                                    "with begin not after end",
-                                    path));
+      values_.Error(
+          value, "%s is no range; wanted [begin, end] with begin not after end",
+          path);
       return std::nullopt;
     }
     return RangeSpec{.begin = (*ends)[0],
@@ -366,10 +354,10 @@ class GenericReader {
           (*array)[i], absl::StrFormat("%s[%d]", path, i), kElementRange.max);
       if (!range.has_value()) continue;
       if (range->end > flat.length) {
-        values_.Error((*array)[i],
-                      absl::StrFormat("%s[%d] ends at element %d; wanted at "
-                                      "most %d, the buffer's length",
-                                      path, i, range->end, flat.length));
+        values_.Error(
+            (*array)[i],
+            "%s[%d] ends at element %d; wanted at most %d, the buffer's length",
+            path, i, range->end, flat.length);
       }
       flat.ranges.push_back(*std::move(range));
     }
@@ -377,11 +365,9 @@ class GenericReader {
         std::find_if(spec_.meshes.begin(), spec_.meshes.end(),
                      [&](const MeshSpec& m) { return m.name == flat.mesh; });
     if (mesh != spec_.meshes.end() && array->size() != mesh->ranks.size()) {
-      values_.Error(value,
-                    absl::StrFormat("%s has %d ranges; wanted %d, one "
-                                    "per rank of mesh %s",
-                                    path, array->size(), mesh->ranks.size(),
-                                    Quoted(mesh->name)));
+      values_.Error(
+          value, "%s has %d ranges; wanted %d, one per rank of mesh %s", path,
+          array->size(), mesh->ranks.size(), Quoted(mesh->name));
     }
   }
 
@@ -429,11 +415,10 @@ class GenericReader {
       return;
     }
     values_.diagnostics().Error(
-        place,
-        absl::StrFormat("%s is %s; wanted %s", path, Quoted(name),
-                        has_layers ? "{layer} where the number of the layer "
-                                     "stands, and no other brace"
-                                   : "no brace, or \"layers\" beside it"));
+        place, "%s is %s; wanted %s", path, Quoted(name),
+        has_layers
+            ? "{layer} where the number of the layer stands, and no other brace"
+            : "no brace, or \"layers\" beside it");
   }
 
   ObjectReader& side_;

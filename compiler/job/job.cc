@@ -92,10 +92,9 @@ bool LooksLikeHubId(const std::string& path, const std::string& resolved) {
 void RefuseHubId(const ValueReader& values, const JsonValue& value,
                  const std::string& path, std::string_view wanted) {
   values.Error(value,
-               absl::StrFormat("%s is no path here; if it is a model of the "
-                               "Hugging Face hub, Refit does not fetch it; "
-                               "wanted %s",
-                               Quoted(path), wanted));
+               "%s is no path here; if it is a model of the Hugging Face hub, "
+               "Refit does not fetch it; wanted %s",
+               Quoted(path), wanted);
 }
 
 void ReadConfigPath(const ValueReader& values, const JsonValue& value,
@@ -136,10 +135,9 @@ ModelSpec ReadModelSpec(const ValueReader& values, const JsonValue& value,
       (config != nullptr) + (safetensors != nullptr) + (parameters != nullptr);
   if (forms != 1) {
     values.Error(value,
-                 absl::StrFormat("model has %s of \"config\", "
-                                 "\"safetensors\" and \"parameters\"; wanted "
-                                 "one of them",
-                                 forms == 0 ? "none" : "more than one"));
+                 "model has %s of \"config\", \"safetensors\" and "
+                 "\"parameters\"; wanted one of them",
+                 forms == 0 ? "none" : "more than one");
     return model;
   }
   if (model.rules_path.given) {
@@ -249,10 +247,8 @@ void CheckLeaves(const TopologySpec& topology, Diagnostics& diagnostics) {
   const Located<double>& spine = topology.spine_oversubscription;
   if (spine.value < 1) {
     diagnostics.Error(
-        spine.place,
-        absl::StrFormat("topology.spine_oversubscription is %g; wanted at "
-                        "least 1",
-                        spine.value));
+        spine.place, "topology.spine_oversubscription is %g; wanted at least 1",
+        spine.value);
   } else if (spine.given && !topology.rails.value &&
              !topology.hosts_per_leaf.given) {
     diagnostics.Error(spine.place,
@@ -269,10 +265,9 @@ TopologySpec ReadTopology(const ValueReader& values, const JsonValue& value) {
            topology);
   CheckLeaves(topology, values.diagnostics());
   if (topology.gpus_per_host.given && topology.hosts.given) {
-    values.diagnostics().Error(
-        topology.gpus_per_host.place,
-        "topology has both \"gpus_per_host\" and \"hosts\"; wanted one of "
-        "them");
+    values.diagnostics().Error(topology.gpus_per_host.place,
+                               "topology has both \"gpus_per_host\" and "
+                               "\"hosts\"; wanted one of them");
   }
   return topology;
 }
@@ -291,26 +286,24 @@ void CheckRanks(const Job& job, Diagnostics& diagnostics) {
   for (const auto& [side, ranks] : {std::pair(&job.source, source),
                                     std::pair(&job.destination, destination)}) {
     if (ranks > kRanksMax) {
-      diagnostics.Error(
-          side->place,
-          absl::StrFormat("%s has more than %d ranks, the most a job may have",
-                          side->key, kRanksMax));
+      diagnostics.Error(side->place,
+                        "%s has more than %d ranks, the most a job may have",
+                        side->key, kRanksMax);
     }
   }
   if (source > kRanksMax || destination > kRanksMax) return;
   if (source + destination > kRanksMax) {
-    diagnostics.Error(job.place,
-                      absl::StrFormat("source and destination have %d ranks "
-                                      "together; wanted at most %d",
-                                      source + destination, kRanksMax));
+    diagnostics.Error(
+        job.place,
+        "source and destination have %d ranks together; wanted at most %d",
+        source + destination, kRanksMax);
   }
   const int64_t hosts = static_cast<int64_t>(job.topology.hosts.value.size());
   if (job.topology.hosts.given && hosts != source + destination) {
-    diagnostics.Error(
-        job.topology.hosts.place,
-        absl::StrFormat("topology.hosts has %d ranks; wanted %d, the %d of the "
-                        "source and the %d of the destination",
-                        hosts, source + destination, source, destination));
+    diagnostics.Error(job.topology.hosts.place,
+                      "topology.hosts has %d ranks; wanted %d, the %d of the "
+                      "source and the %d of the destination",
+                      hosts, source + destination, source, destination);
   }
 }
 
@@ -425,16 +418,14 @@ bool IsConfig(const ValueReader& values, const JsonValue& root,
   }
   // A text that no file holds has a name in angle brackets.
   const bool has_path = !absl::StartsWith(file.path, "<");
-  values.Error(
-      root,
-      absl::StrFormat(
-          "this is a model's config, %s, but %s takes a job: the path of the "
-          "config, and how each side cuts the model; wanted %sat least "
-          "{\"model\": %s, \"source\": {\"layout\": \"fsdp\"}, "
-          "\"destination\": {\"layout\": \"vllm\"}}",
-          *type->AsString(), reader,
-          has_path ? "a file in the working directory that says " : "",
-          Quoted(has_path ? file.path : "config.json")));
+  values.Error(root,
+               "this is a model's config, %s, but %s takes a job: the path of "
+               "the config, and how each side cuts the model; wanted %sat "
+               "least {\"model\": %s, \"source\": {\"layout\": \"fsdp\"}, "
+               "\"destination\": {\"layout\": \"vllm\"}}",
+               *type->AsString(), reader,
+               has_path ? "a file in the working directory that says " : "",
+               Quoted(has_path ? file.path : "config.json"));
   return true;
 }
 

@@ -219,9 +219,8 @@ const JsonValue* ObjectReader::Require(std::string_view key,
                                        std::string_view wanted) {
   const JsonValue* value = Find(key);
   if (value == nullptr) {
-    values_.Error(value_,
-                  absl::StrFormat("missing key \"%s\"%s%s; wanted %s", key,
-                                  path_.empty() ? "" : " in ", path_, wanted));
+    values_.Error(value_, "missing key \"%s\"%s%s; wanted %s", key,
+                  path_.empty() ? "" : " in ", path_, wanted);
   }
   return value;
 }
@@ -288,10 +287,9 @@ void ObjectReader::RejectOtherKeys() const {
     const std::string hint =
         nearest.empty() ? absl::StrFormat("; wanted %s", Alternatives(known))
                         : absl::StrFormat("; did you mean \"%s\"?", nearest);
-    values_.diagnostics().Error(
-        values_.document().PlaceAt(member.key_offset),
-        absl::StrFormat("unknown key %s%s%s%s", Quoted(member.key),
-                        path_.empty() ? "" : " in ", path_, hint));
+    values_.diagnostics().Error(values_.document().PlaceAt(member.key_offset),
+                                "unknown key %s%s%s%s", Quoted(member.key),
+                                path_.empty() ? "" : " in ", path_, hint);
   }
 }
 

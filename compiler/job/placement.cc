@@ -92,22 +92,20 @@ std::optional<Placement> ReadPlacement(const ValueReader& values,
   std::optional<Placement> placement;
   if (call.has_value()) placement = PlacementOf(*call);
   if (!placement.has_value()) {
-    values.Error(value, absl::StrFormat("unknown placement %s; wanted %s",
-                                        Quoted(*text), kPlacementsWanted));
+    values.Error(value, "unknown placement %s; wanted %s", Quoted(*text),
+                 kPlacementsWanted);
     return std::nullopt;
   }
   if (placement->dim < 0) {
     values.Error(value,
-                 absl::StrFormat("dimension of placement %s is %d; wanted 0 or "
-                                 "more, counted from the first",
-                                 Quoted(*text), placement->dim));
+                 "dimension of placement %s is %d; wanted 0 or more, counted "
+                 "from the first",
+                 Quoted(*text), placement->dim);
     return std::nullopt;
   }
   if (placement->split_factor < 1) {
-    values.Error(value,
-                 absl::StrFormat("split_factor of placement %s is %d; "
-                                 "wanted 1 or more",
-                                 Quoted(*text), placement->split_factor));
+    values.Error(value, "split_factor of placement %s is %d; wanted 1 or more",
+                 Quoted(*text), placement->split_factor);
     return std::nullopt;
   }
   placement->place = values.PlaceOf(value);

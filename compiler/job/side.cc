@@ -48,10 +48,6 @@ class SideReader {
   }
 
  private:
-  void Report(const Place& place, std::string message) {
-    reader_.values().diagnostics().Error(place, std::move(message));
-  }
-
   void ReadKey(const KeyInfo&, Located<LayoutKind>&) {
     const std::string wanted = Alternatives(LayoutNames());
     const JsonValue* value = reader_.Require("layout", wanted);
@@ -65,12 +61,13 @@ class SideReader {
     const Place place = reader_.values().PlaceOf(*value);
     if (info == kLayouts.end()) {
       const std::string nearest = NearestWord(*name, LayoutNames());
-      Report(place,
-             nearest.empty()
-                 ? absl::StrFormat("unknown layout %s; wanted %s",
-                                   Quoted(*name), wanted)
-                 : absl::StrFormat("unknown layout %s; did you mean \"%s\"?",
-                                   Quoted(*name), nearest));
+      reader_.values().Error(
+          *value,
+          nearest.empty()
+              ? absl::StrFormat("unknown layout %s; wanted %s", Quoted(*name),
+                                wanted)
+              : absl::StrFormat("unknown layout %s; did you mean \"%s\"?",
+                                Quoted(*name), nearest));
       return;
     }
     side_.layout = {.value = info->kind, .place = place, .given = true};
@@ -155,8 +152,8 @@ class SideReader {
                          .place = place,
                          .given = true};
     } else if (dtype.has_value()) {
-      Report(place, absl::StrFormat("%s %s is not supported yet; wanted %s",
-                                    reader_.PathOf("dtype"), *name, kWanted));
+      reader_.values().Error(*value, "%s %s is not supported yet; wanted %s",
+                             reader_.PathOf("dtype"), *name, kWanted);
     } else {
       reader_.values().Wrong(*value, reader_.PathOf("dtype"), kWanted);
     }
@@ -175,11 +172,9 @@ class SideReader {
     if (*name != "ue8m0") {
       reader_.values().Wrong(*value, path, kWanted);
     } else if (side_.quantized.value.name != kFp8Block128.name) {
-      reader_.values().Error(
-          *value,
-          absl::StrFormat("%s goes with dtype %s alone; %s is %s", path,
-                          kFp8Block128.name, reader_.PathOf("dtype"),
-                          dtype == nullptr ? "not given" : dtype->Text()));
+      reader_.values().Error(*value, "%s goes with dtype %s alone; %s is %s",
+                             path, kFp8Block128.name, reader_.PathOf("dtype"),
+                             dtype == nullptr ? "not given" : dtype->Text());
     } else {
       side_.quantized.value.scale_format = ScaleFormat::kUe8m0;
     }

@@ -159,11 +159,11 @@ class ScaledSide {
     }
     if (at_row % scheme_.block_rows != 0 ||
         at_column % scheme_.block_columns != 0) {
-      Report(values, absl::StrFormat(
-                         "holds \"%s\" from row %d and column %d on; wanted "
-                         "multiples of %d and %d",
-                         param.name, at_row, at_column, scheme_.block_rows,
-                         scheme_.block_columns));
+      Report(values,
+             absl::StrFormat("holds \"%s\" from row %d and column %d on; "
+                             "wanted multiples of %d and %d",
+                             param.name, at_row, at_column, scheme_.block_rows,
+                             scheme_.block_columns));
       return std::nullopt;
     }
     const int64_t grid_elements = Product(grid);
@@ -252,10 +252,10 @@ void DeclareQuantizations(const Job& job, Module& module,
   for (const Param& param : module.params) {
     const std::string_view why = WhyNoBlocks(param, job.model.rules_path.given);
     if (why.empty() || param.skip != SkipReason::kUnspecified) continue;
-    diagnostics.Error(destination.quantized.place,
-                      "destination.dtype %s: %s, as \"%s\"; "
-                      "wanted bf16, fp16 or fp32",
-                      SchemeText(destination), why, param.FirstName());
+    diagnostics.Error(
+        destination.quantized.place,
+        "destination.dtype %s: %s, as \"%s\"; wanted bf16, fp16 or fp32",
+        SchemeText(destination), why, param.FirstName());
     return;
   }
   const BlockScheme& scheme = destination.quantized.value;
@@ -265,11 +265,11 @@ void DeclareQuantizations(const Job& job, Module& module,
     const std::optional<bool> own_dtype =
         RulesGiveDType(destination.generic, module.params[i]);
     if (!own_dtype.has_value()) {
-      diagnostics.Error(destination.quantized.place,
-                        "destination.dtype %s: rules of destination.tensors "
-                        "give some of the stack \"%s\" a dtype; wanted all "
-                        "of it or none",
-                        scheme.name, module.params[i].name);
+      diagnostics.Error(
+          destination.quantized.place,
+          "destination.dtype %s: rules of destination.tensors give some of the "
+          "stack \"%s\" a dtype; wanted all of it or none",
+          scheme.name, module.params[i].name);
       return;
     }
     if (*own_dtype) continue;
@@ -299,11 +299,11 @@ void DeclareQuantizations(const Job& job, Module& module,
     module.quantizations.push_back(std::move(quantization));
   }
   if (module.quantizations.empty()) {
-    diagnostics.Error(destination.quantized.place,
-                      "dtype %s quantizes the linear layers of a model, and "
-                      "no parameter is known as one; wanted a model family "
-                      "with roles (config.json)",
-                      scheme.name);
+    diagnostics.Error(
+        destination.quantized.place,
+        "dtype %s quantizes the linear layers of a model, and no parameter is "
+        "known as one; wanted a model family with roles (config.json)",
+        scheme.name);
   }
 }
 

@@ -63,8 +63,8 @@ void CheckAllPlaced(const LayoutContext& context, const SideLayout& layout) {
   context.diagnostics.Error(
       context.side.layout.place,
 
-      "%s has no modules of a %s for parameter \"%s\"%s; wanted another "
-      "layout (generic places any tensors)",
+      "%s has no modules of a %s for parameter \"%s\"%s; wanted another layout "
+      "(generic places any tensors)",
       LayoutName(context.side.layout.value),
       context.model.architecture.family->model_type, first->name,
       count > 1 ? absl::StrFormat(" and %d more", count - 1) : "");
@@ -93,9 +93,8 @@ void CheckNamesDiffer(const LayoutContext& context, const SideLayout& layout) {
         if (!meet) continue;
         context.diagnostics.Error(
             context.side.layout.place,
-            "%s: two tensors of a rank have the name \"%s\"; "
-            "wanted \"names\" and \"fused\" of the rules of "
-            "%s that keep names apart",
+            "%s: two tensors of a rank have the name \"%s\"; wanted \"names\" "
+            "and \"fused\" of the rules of %s that keep names apart",
             context.side.key, buffer.name,
             context.model.architecture.family->model_type);
         return;
@@ -115,23 +114,22 @@ SideLayout LayOut(const LayoutContext& context) {
       (kind == LayoutKind::kVllm && !family.vllm.known) ||
       (kind == LayoutKind::kSglang && !family.sglang.known) ||
       (kind == LayoutKind::kMegatron && !family.megatron.known);
-  const auto refuse = [&](std::string message) {
-    context.diagnostics.Error(context.side.layout.place, std::move(message));
-    return SideLayout{};
-  };
+  const Place& place = context.side.layout.place;
   if (is_unknown && family.of_file) {
-    return refuse(
-        absl::StrFormat("%s: the rules of %s say nothing of %s; wanted "
-                        "\"%s\": {…} in their file, once its class was read",
-                        context.side.key, family.model_type, LayoutName(kind),
-                        LayoutName(kind)));
+    context.diagnostics.Error(
+        place,
+        "%s: the rules of %s say nothing of %s; wanted \"%s\": {…} in their "
+        "file, once its class was read",
+        context.side.key, family.model_type, LayoutName(kind),
+        LayoutName(kind));
+  } else if (is_unknown) {
+    context.diagnostics.Error(place,
+                              "%s: the layout %s does not know %s; wanted "
+                              "another layout (generic places any tensors)",
+                              context.side.key, LayoutName(kind),
+                              family.model_type);
   }
-  if (is_unknown) {
-    return refuse(
-        absl::StrFormat("%s: the layout %s does not know %s; wanted another "
-                        "layout (generic places any tensors)",
-                        context.side.key, LayoutName(kind), family.model_type));
-  }
+  if (is_unknown) return SideLayout{};
   SideLayout layout = Dispatch(context);
   // generic places by its own rules and reports what none of them names.
   if (context.diagnostics.error_count() == errors_before &&

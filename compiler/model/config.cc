@@ -42,11 +42,11 @@ ConfigReader ConfigReader::Text() {
   };
   if (beside != nullptr && !name(value).empty() && !name(beside).empty() &&
       name(value) != name(beside)) {
-    diagnostics().Error(object_.values().PlaceOf(*value),
-                        "%s of text_config is %s, and the one beside it %s: "
-                        "frameworks differ in which they take; wanted both "
-                        "alike",
-                        key, name(value), name(beside));
+    diagnostics().Error(
+        object_.values().PlaceOf(*value),
+        "%s of text_config is %s, and the one beside it %s: frameworks differ "
+        "in which they take; wanted both alike",
+        key, name(value), name(beside));
   }
   return text;
 }

@@ -144,11 +144,10 @@ class CheckpointMatcher {
     for (const NamedTensor& tensor : checkpoint_.tensors) {
       if (!unused_.contains(tensor.name)) continue;
       if (IsStoredBeside(tensor.name)) continue;
-      diagnostics_.Error(tensor.place,
-                         "tensor %s is not a parameter of a %s model with "
-                         "this config.json",
-                         Quoted(tensor.name),
-                         model_.architecture.family->model_type);
+      diagnostics_.Error(
+          tensor.place,
+          "tensor %s is not a parameter of a %s model with this config.json",
+          Quoted(tensor.name), model_.architecture.family->model_type);
     }
   }
 
@@ -263,9 +262,8 @@ std::optional<Model> ReadSafetensorsModel(const std::string& path,
     if (diagnostics.error_count() != errors_before) return std::nullopt;
   } else if (rules.given) {
     diagnostics.Error(rules.place,
-                      "model.rules describe a config.json, and "
-                      "there is no %s; wanted it beside the "
-                      "checkpoint",
+                      "model.rules describe a config.json, and there is no %s; "
+                      "wanted it beside the checkpoint",
                       Quoted(config));
     return std::nullopt;
   }
@@ -322,15 +320,15 @@ void CheckVision(const Job& job, const Model& model, Diagnostics& diagnostics) {
   for (const SideSpec* side : {&job.source, &job.destination}) {
     if (!side->vision.given) continue;
     if (&family == &kNoFamily) {
-      diagnostics.Error(side->vision.place,
-                        "%s.vision: no parameter of this model is known to "
-                        "be of a vision tower; wanted options.exclude with "
-                        "the names to leave out",
-                        side->key);
+      diagnostics.Error(
+          side->vision.place,
+          "%s.vision: no parameter of this model is known to be of a vision "
+          "tower; wanted options.exclude with the names to leave out",
+          side->key);
     } else if (model.vision && side->vision.value && !family.tower) {
       diagnostics.Error(side->vision.place,
-                        "%s.vision is true, and no vision tower of this %s "
-                        "is known; wanted \"vision\": false",
+                        "%s.vision is true, and no vision tower of this %s is "
+                        "known; wanted \"vision\": false",
                         side->key, family.model_type);
     }
   }
@@ -440,10 +438,9 @@ void ApplyExcludes(const OptionsSpec& options, Model& model,
         return param.skip == SkipReason::kUnspecified;
       });
   if (!moves) {
-    diagnostics.Error(
-        options.exclude.place,
-        "options.exclude matches every parameter, so that nothing is left to "
-        "move; wanted globs that leave some");
+    diagnostics.Error(options.exclude.place,
+                      "options.exclude matches every parameter, so that "
+                      "nothing is left to move; wanted globs that leave some");
   }
 }
 

@@ -53,11 +53,11 @@ class HeaderReader {
     for (const JsonMember& member : *document->root.AsObject()) {
       if (member.key == "__metadata__") continue;
       if (const std::string_view dtype = BlockDType(member); !dtype.empty()) {
-        Error(absl::StrFormat(
-            "tensor %s is %s, of a checkpoint in MXFP4 or MXFP8, which a refit "
-            "does not read; wanted one in bf16, or \"model\": the path of its "
-            "config.json",
-            Quoted(member.key), dtype));
+        Error(
+            absl::StrFormat("tensor %s is %s, of a checkpoint in MXFP4 or "
+                            "MXFP8, which a refit does not read; wanted one in "
+                            "bf16, or \"model\": the path of its config.json",
+                            Quoted(member.key), dtype));
         return false;  // so are thousands of others
       }
       std::optional<NamedTensor> tensor = ReadTensor(values, member);
@@ -105,10 +105,9 @@ class HeaderReader {
     std::string header(length, '\0');
     if (data_bytes_ < 0 ||
         !file.read(header.data(), static_cast<std::streamsize>(length))) {
-      Error(
-          absl::StrFormat("file is truncated: it has %d bytes, its header "
-                          "alone takes %d",
-                          size, length + kLengthBytes));
+      Error(absl::StrFormat(
+          "file is truncated: it has %d bytes, its header alone takes %d", size,
+          length + kLengthBytes));
       return std::nullopt;
     }
     if (const absl::Status status = CheckText(header); !status.ok()) {
@@ -166,17 +165,14 @@ class HeaderReader {
   bool CheckRange(const NamedTensor& tensor, const std::string& path,
                   const std::vector<int64_t>& range) {
     if (range.size() != 2 || range[0] > range[1]) {
-      Error(
-          absl::StrFormat("%s has data_offsets that are no range; wanted "
-                          "begin and end",
-                          path));
+      Error(absl::StrFormat(
+          "%s has data_offsets that are no range; wanted begin and end", path));
       return false;
     }
     if (range[1] > data_bytes_) {
-      Error(
-          absl::StrFormat("%s ends at byte %d of the data; the file has %d, "
-                          "is it truncated?",
-                          path, range[1], data_bytes_));
+      Error(absl::StrFormat(
+          "%s ends at byte %d of the data; the file has %d, is it truncated?",
+          path, range[1], data_bytes_));
       return false;
     }
     int64_t bytes = DTypeBytes(tensor.dtype);
@@ -189,10 +185,9 @@ class HeaderReader {
       bytes *= extent;
     }
     if (bytes != range[1] - range[0]) {
-      Error(
-          absl::StrFormat("%s has %d bytes of data; wanted %d by its shape "
-                          "and dtype",
-                          path, range[1] - range[0], bytes));
+      Error(absl::StrFormat(
+          "%s has %d bytes of data; wanted %d by its shape and dtype", path,
+          range[1] - range[0], bytes));
       return false;
     }
     extents_.push_back(

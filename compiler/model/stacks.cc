@@ -136,6 +136,14 @@ Param ParamOf(const Alike& alike, Block block) {
   return param;
 }
 
+bool HasFewDims(std::string_view name, size_t dims, const Place& place,
+                Diagnostics& diagnostics) {
+  return dims <= kDimsMax ||
+         diagnostics.Error(place,
+                           "parameter %s has %d dimensions; wanted at most %d",
+                           Quoted(name), dims, kDimsMax);
+}
+
 }  // namespace
 
 bool CheckNames(const std::vector<NamedTensor>& tensors,
@@ -150,15 +158,13 @@ bool CheckNames(const std::vector<NamedTensor>& tensors,
           return byte < 0x20 || byte == 0x7F || c == '{' || c == '}';
         });
     if (!is_name) {
-      diagnostics.Error(tensors[i].place,
-                        "parameter name %s is empty or holds a brace or a "
-                        "control character",
-                        Quoted(name));
+      diagnostics.Error(
+          tensors[i].place,
+          "parameter name %s is empty or holds a brace or a control character",
+          Quoted(name));
       good = false;
-    } else if (tensors[i].shape.size() > kDimsMax) {
-      diagnostics.Error(tensors[i].place,
-                        "parameter %s has %d dimensions; wanted at most %d",
-                        Quoted(name), tensors[i].shape.size(), kDimsMax);
+    } else if (!HasFewDims(name, tensors[i].shape.size(), tensors[i].place,
+                           diagnostics)) {
       good = false;
     } else if (!seen.try_emplace(name, i).second) {
       diagnostics.Error(tensors[i].place, "parameter %s stands twice",
@@ -217,13 +223,7 @@ void CheckStackSize(const Param& param, const Place& place,
                       Quoted(param.name), members, kStackTensorsMax);
     return;
   }
-  if (param.shape.size() > kDimsMax) {
-    diagnostics.Error(place,
-                      "parameter %s has %d dimensions; wanted at most "
-                      "%d",
-                      Quoted(param.name), param.shape.size(), kDimsMax);
-    return;
-  }
+  if (!HasFewDims(param.name, param.shape.size(), place, diagnostics)) return;
   int64_t elements = 1;
   for (const int64_t extent : param.VirtualShape()) {
     if (extent > kStackElementsMax / elements) {

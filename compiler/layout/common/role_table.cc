@@ -71,8 +71,8 @@ bool CheckCompleteness(const Model& model, const RoleTable& table,
         continue;
       }
       diagnostics.Error(model.place,
-                        "layer %d has %d, %d and %d parameters "
-                        "beside \"%s\"; wanted %d of each",
+                        "layer %d has %d, %d and %d parameters beside \"%s\"; "
+                        "wanted %d of each",
                         layer, count[0], count[1], count[2], present, wanted);
       complete = false;
       break;
@@ -177,8 +177,8 @@ bool CheckRoles(const LayoutContext& context, std::string_view layout,
   if (unplaced != nullptr) {
     context.diagnostics.Error(
         context.side.layout.place,
-        "%s cannot place parameter \"%s\"%s; wanted a model "
-        "family with roles (config.json)",
+        "%s cannot place parameter \"%s\"%s; wanted a model family with roles "
+        "(config.json)",
         layout, unplaced->name,
         unplaced_count > 1 ? absl::StrFormat(" and %d more", unplaced_count - 1)
                            : "");

@@ -89,8 +89,8 @@ std::vector<int64_t> UnevenStages(const SideSpec& side, int64_t layers,
     diagnostics.Error(
         located.place,
 
-        "%s.pipeline_parallel %d leaves %d of %d layers to %d other "
-        "stages%s, which do not share them evenly",
+        "%s.pipeline_parallel %d leaves %d of %d layers to %d other stages%s, "
+        "which do not share them evenly",
         side.key, stages, rest, layers, middle,
         chunks > 1 ? absl::StrFormat(" of %d chunks", chunks) : "");
     return {};
@@ -113,8 +113,8 @@ std::optional<PipelineSplit> SplitServingLayers(const SideSpec& side,
   const int64_t stages = side.pipeline_parallel.value;
   if (stages > layers) {
     diagnostics.Error(side.pipeline_parallel.place,
-                      "%s.pipeline_parallel %d leaves stages "
-                      "without a layer; the model has %d",
+                      "%s.pipeline_parallel %d leaves stages without a layer; "
+                      "the model has %d",
                       side.key, stages, layers);
     return std::nullopt;
   }

@@ -171,20 +171,19 @@ bool FsdpLayout::CheckSizes() {
   SizeChecks checks(context_, table_);
   for (const Param& param : context_.model.params) {
     if (!param.shape.empty()) continue;
-    checks.Report(side.layout.place,
-                  "parameter \"%s\" has no dims; FSDP cuts dim "
-                  "0, wanted one or more",
-                  param.name);
+    checks.Report(
+        side.layout.place,
+        "parameter \"%s\" has no dims; FSDP cuts dim 0, wanted one or more",
+        param.name);
   }
   const Family& family = *context_.model.architecture.family;
   if (context_.model.vision && IsTransformers5() &&
       !family.transformers.knows_tower_since_5) {
     checks.Report(
         side.version.given ? side.version.place : side.fused_experts.place,
-        "%s: transformers 5 holds rows of the vision tower of "
-        "%s in an order that no plan has; wanted \"vision\": "
-        "false, or neither version nor fused_experts for "
-        "modules named as in the checkpoint",
+        "%s: transformers 5 holds rows of the vision tower of %s in an order "
+        "that no plan has; wanted \"vision\": false, or neither version nor "
+        "fused_experts for modules named as in the checkpoint",
         side.key, family.model_type);
   }
   // Roles that contradict the model are the model's error, not the sizes'.
@@ -211,8 +210,8 @@ void FsdpLayout::CheckTensorParallel(SizeChecks& checks) {
   for (const Param& param : context_.model.params) {
     if (TensorStyleOf(param.role) != TensorStyle::kUnknown) continue;
     checks.Report(tensor.place,
-                  "%s cannot place parameter \"%s\"; wanted a dense "
-                  "model%s, or layout \"generic\" with its placements",
+                  "%s cannot place parameter \"%s\"; wanted a dense model%s, "
+                  "or layout \"generic\" with its placements",
                   tensor.text, param.FirstName(),
                   IsTower(param.role) ? " and \"vision\": false" : "");
     break;
@@ -230,8 +229,8 @@ void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
                        !table_.Params(kStackedExpertDown).empty();
   if (side.expert_shard_dim.given && !stacked) {
     checks.Report(side.expert_shard_dim.place,
-                  "%s.expert_shard_dim %d is of stacked "
-                  "experts; wanted fused_experts beside it",
+                  "%s.expert_shard_dim %d is of stacked experts; wanted "
+                  "fused_experts beside it",
                   side.key, side.expert_shard_dim.value);
   }
   if (!checks.ok() || !stacked || StackDim() == 0) return;
@@ -243,8 +242,8 @@ void FsdpLayout::CheckExpertMesh(SizeChecks& checks) {
                                                : side.expert_parallel)
                       .place,
                   "%s.data_parallel %d over expert_parallel %d leaves %d "
-                  "shards of dim 1 of %s, which do not divide its %d; "
-                  "wanted expert_shard_dim 0 or other sizes",
+                  "shards of dim 1 of %s, which do not divide its %d; wanted "
+                  "expert_shard_dim 0 or other sizes",
                   side.key, data_, expert_, shards, stack, size);
   };
   for (const Param& param : context_.model.params) {

@@ -124,11 +124,6 @@ class FlatBuffers {
                      const std::vector<PlacedEntry>& entries, DType dtype,
                      const Runs& local) const;
 
-  bool Report(const Place& place, std::string message) {
-    context_.diagnostics.Error(place, std::move(message));
-    return false;
-  }
-
   const LayoutContext& context_;
   SideLayout& layout_;
   HeldMembers held_;
@@ -140,10 +135,9 @@ bool FlatBuffers::CheckPlacements(const FlatBufferSpec& flat) {
     if (placement.kind == Placement::Kind::kReplicate || placement.dim == 0) {
       continue;
     }
-    return Report(placement.place,
-                  absl::StrFormat("shard dim is %d but a flat buffer has one "
-                                  "dim, 0",
-                                  placement.dim));
+    return context_.diagnostics.Error(
+        placement.place, "shard dim is %d but a flat buffer has one dim, 0",
+        placement.dim);
   }
   return true;
 }
@@ -161,24 +155,21 @@ bool FlatBuffers::FindRuns(const FlatBufferSpec& flat, PlacedEntry& placed) {
       for (const auto& [known, member] : members_) names.push_back(known);
       std::sort(names.begin(), names.end());
       const std::string nearest = NearestWord(name, names);
-      return Report(
-          entry.place,
-          absl::StrFormat(
-              "\"%s\" is no parameter%s", name,
-              nearest.empty()
-                  ? ""
-                  : absl::StrFormat("; did you mean \"%s\"?", nearest)));
+      return context_.diagnostics.Error(
+          entry.place, "\"%s\" is no parameter%s", name,
+          nearest.empty() ? ""
+                          : absl::StrFormat("; did you mean \"%s\"?", nearest));
     }
     const auto [id, number] = found->second;
     const Param& member = param(id);
     if (layer == 0) {
       placed.shape = member.shape;
     } else if (placed.shape != member.shape) {
-      return Report(entry.place,
-                    absl::StrFormat("\"%s\" has another shape than in layer "
-                                    "%d; wanted equal layers in one flat "
-                                    "buffer",
-                                    name, flat.layers->begin));
+      return context_.diagnostics.Error(
+          entry.place,
+          "\"%s\" has another shape than in layer %d; wanted equal layers in "
+          "one flat buffer",
+          name, flat.layers->begin);
     }
     std::vector<int64_t> positions = Positions(member, number);
     if (placed.runs.empty() || !Extend(placed.runs.back(), id, positions)) {
@@ -201,19 +192,19 @@ bool FlatBuffers::FindElements(const FlatBufferSpec& flat,
     const Dims tensor = param(placed.runs[0].param).StoredShape();
     const int64_t rows = tensor.empty() ? 0 : tensor[0];
     if (entry.rows->end > rows) {
-      return Report(entry.rows->place,
-                    absl::StrFormat("rows end at %d but \"%s\" has %d rows",
-                                    entry.rows->end, entry.param, rows));
+      return context_.diagnostics.Error(entry.rows->place,
+                                        "rows end at %d but \"%s\" has %d rows",
+                                        entry.rows->end, entry.param, rows);
     }
     const int64_t row = rows == 0 ? 0 : placed.rows.end / rows;
     placed.rows = {entry.rows->begin * row, entry.rows->end * row};
   }
   if (placed.end() > flat.length) {
-    return Report(
+    return context_.diagnostics.Error(
         entry.place,
-        absl::StrFormat("\"%s\" ends at element %d; wanted at most "
-                        "%d, the length of flat buffer \"%s\"",
-                        entry.param, placed.end(), flat.length, flat.name));
+        "\"%s\" ends at element %d; wanted at most %d, the length of flat "
+        "buffer \"%s\"",
+        entry.param, placed.end(), flat.length, flat.name);
   }
   return true;
 }
@@ -235,12 +226,12 @@ std::optional<std::vector<PlacedEntry>> FlatBuffers::FindEntries(
                    });
   for (size_t i = 1; i < entries.size(); ++i) {
     if (entries[i - 1].end() <= entries[i].offset) continue;
-    Report(
-        entries[i].entry->place,
-        absl::StrFormat("\"%s\" begins at element %d of flat buffer "
-                        "\"%s\", inside of \"%s\", which ends at %d",
-                        entries[i].entry->param, entries[i].offset, flat.name,
-                        entries[i - 1].entry->param, entries[i - 1].end()));
+    context_.diagnostics.Error(entries[i].entry->place,
+                               "\"%s\" begins at element %d of flat buffer "
+                               "\"%s\", inside of \"%s\", which ends at %d",
+                               entries[i].entry->param, entries[i].offset,
+                               flat.name, entries[i - 1].entry->param,
+                               entries[i - 1].end());
     return std::nullopt;
   }
   return entries;
@@ -267,12 +258,10 @@ bool FlatBuffers::Hold(const std::vector<PlacedEntry>& entries, DType dtype) {
         }
         const DType before = held_.At(run.param, number);
         if (before != DType::kUnspecified && before != dtype) {
-          return Report(
+          return context_.diagnostics.Error(
               placed.entry->place,
-              absl::StrFormat("\"%s\" stands in flat buffers of %s and of %s; "
-                              "wanted one dtype",
-                              placed.entry->param, DTypeName(before),
-                              DTypeName(dtype)));
+              "\"%s\" stands in flat buffers of %s and of %s; wanted one dtype",
+              placed.entry->param, DTypeName(before), DTypeName(dtype));
         }
         held_.Set(run.param, of, number, dtype);
         if (!positions.empty()) ++positions[run.dim];

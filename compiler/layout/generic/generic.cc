@@ -191,13 +191,12 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
               [](const RulePart& part) { return part.rule == 0; });
         });
     if (matches) {
-      context_.diagnostics.Error(rule.place,
-                                 "%s place every parameter that \"%s\" "
-                                 "matches; rules count in order",
-                                 spec_.flat_buffers.empty()
-                                     ? "earlier rules"
+      context_.diagnostics.Error(
+          rule.place,
+          "%s place every parameter that \"%s\" matches; rules count in order",
+          spec_.flat_buffers.empty() ? "earlier rules"
                                      : "flat buffers and earlier rules",
-                                 rule.match);
+          rule.match);
       continue;
     }
     // Of each stack the first member.
@@ -231,11 +230,10 @@ bool GenericLayout::CheckNames(const Placed& placed) {
     for (const Owner& owner : owners) {
       const std::optional<int64_t> rank = SharedRank(*owner.mesh, *placed.mesh);
       if (!rank.has_value()) continue;
-      context_.diagnostics.Error(placed.rule->place,
-                                 "parameters \"%s\" and \"%s\" would both be "
-                                 "tensor \"%s\" of rank %d",
-                                 owner.param, param,
-                                 ExpandName(pattern, numbers), *rank);
+      context_.diagnostics.Error(
+          placed.rule->place,
+          "parameters \"%s\" and \"%s\" would both be tensor \"%s\" of rank %d",
+          owner.param, param, ExpandName(pattern, numbers), *rank);
       return false;
     }
     owners.push_back({placed.mesh, std::move(param)});
@@ -258,9 +256,8 @@ void GenericLayout::CheckFlatNames() {
         if (!rank.has_value()) continue;
         context_.diagnostics.Error(
             flat.place,
-            "flat buffer \"%s\" is also the tensor of \"%s\" "
-            "on rank %d",
-            name, owner.param, *rank);
+            "flat buffer \"%s\" is also the tensor of \"%s\" on rank %d", name,
+            owner.param, *rank);
         return;
       }
       owners.push_back({&mesh, std::move(name)});

@@ -118,11 +118,11 @@ void MegatronLayout::CheckNorms(SizeChecks& checks) {
   for (int64_t layer = 0; layer < architecture.all_layers(); ++layer) {
     if (table_.At(kQuery, layer).empty()) continue;
     if (!table_.At(kAttentionNorm, layer).empty()) continue;
-    checks.Report(side.layout.place,
-                  "%s: Megatron's attention has a norm before "
-                  "it, and layer %d of this %s has none; wanted "
-                  "a parameter of role attention_norm",
-                  side.key, layer, architecture.family->model_type);
+    checks.Report(
+        side.layout.place,
+        "%s: Megatron's attention has a norm before it, and layer %d of this "
+        "%s has none; wanted a parameter of role attention_norm",
+        side.key, layer, architecture.family->model_type);
     break;
   }
 }
@@ -186,8 +186,7 @@ bool MegatronLayout::CheckSizes() {
     // Such experts are written one by one, gate rows before up rows.
     const auto refuse = [&](std::string_view key, const Place& place) {
       checks.Report(place,
-                    "%s.%s is not known of %s's experts; "
-                    "wanted no such key",
+                    "%s.%s is not known of %s's experts; wanted no such key",
                     side.key, key, architecture.family->model_type);
     };
     if (side.moe_mlp_glu_interleave_size.given) {

@@ -164,10 +164,10 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
   const ExpertPlacement& placement = side.experts.value;
   const int64_t experts = context.model.architecture.experts;
   if (ranks == 0 && side.experts.given) {
-    checks.Report(side.experts.place,
-                  "%s.experts places experts on ranks; wanted "
-                  "expert_parallel beside it",
-                  side.key);
+    checks.Report(
+        side.experts.place,
+        "%s.experts places experts on ranks; wanted expert_parallel beside it",
+        side.key);
   }
 
   // By layer (or for all of them), by rank.
@@ -184,8 +184,7 @@ std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
           side.experts.place,
 
           "%s.experts.num_redundant_experts %d makes %d physical experts; "
-          "wanted a multiple of the %d ranks that share the experts of a "
-          "layer",
+          "wanted a multiple of the %d ranks that share the experts of a layer",
           side.key, placement.redundant_experts, physical, ranks);
     }
     dealt.push_back(DealLinearly(
@@ -239,10 +238,10 @@ GateUpOrder CheckMoeBackend(const SideSpec& side, SizeChecks& checks) {
     checks.Report(
         side.moe_backend.place,
 
-        "%s.moe_backend \"%s\" %s, which a refit cannot write; run the "
-        "engine with \"triton\" or \"flashinfer_cutlass\", or leave the "
-        "key out, refit tensors in the checkpoint's order and let the "
-        "engine process its weights again (process_weights_after_loading)",
+        "%s.moe_backend \"%s\" %s, which a refit cannot write; run the engine "
+        "with \"triton\" or \"flashinfer_cutlass\", or leave the key out, "
+        "refit tensors in the checkpoint's order and let the engine process "
+        "its weights again (process_weights_after_loading)",
         side.key, name, backend.effect);
     return kCheckpoints;
   }
@@ -264,10 +263,10 @@ void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
   const SideSpec& side = context.side;
   const std::string_view family = context.model.architecture.family->model_type;
   if (side.experts.given) {
-    checks.Report(side.experts.place,
-                  "%s.experts: the experts of %s are placed "
-                  "linearly; wanted no such key",
-                  side.key, family);
+    checks.Report(
+        side.experts.place,
+        "%s.experts: the experts of %s are placed linearly; wanted no such key",
+        side.key, family);
   }
   if (order != GateUpOrder::kGateFirst &&
       !table.Params(ParamRole::kFusedExpertGateUp).empty()) {

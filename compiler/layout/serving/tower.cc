@@ -28,17 +28,15 @@ void CheckTower(const LayoutContext& context, const RoleTable& table,
   const Family& family = *context.model.architecture.family;
   if (side.mm_encoder_tp_mode.given && !context.model.vision) {
     checks.Report(side.mm_encoder_tp_mode.place,
-                  "%s.mm_encoder_tp_mode is of a vision tower, "
-                  "and this job moves none; wanted \"vision\": "
-                  "true beside it",
+                  "%s.mm_encoder_tp_mode is of a vision tower, and this job "
+                  "moves none; wanted \"vision\": true beside it",
                   side.key);
     return;
   }
   if (HasWholeTower(context) && !family.whole_tower) {
     checks.Report(side.mm_encoder_tp_mode.place,
-                  "%s.mm_encoder_tp_mode \"data\": engines cut "
-                  "the vision tower of %s all the same; wanted "
-                  "\"weights\"",
+                  "%s.mm_encoder_tp_mode \"data\": engines cut the vision "
+                  "tower of %s all the same; wanted \"weights\"",
                   side.key, family.model_type);
     return;
   }

@@ -124,9 +124,9 @@ void Vllm::CheckRoundRobin(const Engine& engine) {
   checks_.Report(
       side_.experts.place,
 
-      "%s.experts.placement is \"round_robin\": vLLM places the experts of "
-      "%s linearly all the same, because its router chooses among all "
-      "experts (n_group is not 2 or more); wanted \"linear\"",
+      "%s.experts.placement is \"round_robin\": vLLM places the experts of %s "
+      "linearly all the same, because its router chooses among all experts "
+      "(n_group is not 2 or more); wanted \"linear\"",
       side_.key, family());
 }
 
@@ -134,9 +134,8 @@ void Vllm::CheckDraft() {
   if (!traits_.draft_has_prefix) return;
   const auto refuse = [&](std::string_view found) {
     checks_.Report(side_.mtp.given ? side_.mtp.place : side_.layout.place,
-                   "%s: vLLM's draft model of %s has one block "
-                   "of attention and experts; the model's has "
-                   "%s; wanted \"mtp\": false",
+                   "%s: vLLM's draft model of %s has one block of attention "
+                   "and experts; the model's has %s; wanted \"mtp\": false",
                    side_.key, family(), found);
   };
   if (architecture_.mtp_layers > architecture_.mtp_block) {
@@ -155,8 +154,8 @@ void Vllm::CheckAttentionBackend() {
   if (table_.Params(kAttentionSinksFp32).empty()) {
     if (!backend.given) return;
     checks_.Report(backend.place,
-                   "%s.attention_backend: the tensors of %s do "
-                   "not depend on it; wanted no such key",
+                   "%s.attention_backend: the tensors of %s do not depend on "
+                   "it; wanted no such key",
                    side_.key, family());
     return;
   }
@@ -164,41 +163,39 @@ void Vllm::CheckAttentionBackend() {
       checks_.Named("tensor_parallel", side_.tensor_parallel);
   const int64_t heads = architecture_.heads / tensor.value;
   if (!checks_.ok() || PaddedHeads(backend.value, heads) > 0) return;
-  checks_.Report(tensor.place,
-                 "%s leaves %d attention heads to a rank; "
-                 "vLLM's kernels have at most 128",
-                 tensor.text, heads);
+  checks_.Report(
+      tensor.place,
+      "%s leaves %d attention heads to a rank; vLLM's kernels have at most 128",
+      tensor.text, heads);
 }
 
 void Vllm::CheckSettings() {
   const Located<bool>& ties = side_.tie_word_embeddings;
   if (ties.given && ties.value && !architecture_.tied) {
     checks_.Report(ties.place,
-                   "%s.tie_word_embeddings is true, and this "
-                   "%s is not tied; wanted no such key",
+                   "%s.tie_word_embeddings is true, and this %s is not tied; "
+                   "wanted no such key",
                    side_.key, family());
   }
   CheckAttentionBackend();
   if (!traits_.pipeline_parallel && side_.pipeline_parallel.value > 1) {
     checks_.Report(side_.pipeline_parallel.place,
-                   "%s.pipeline_parallel %d: vLLM's %s has one stage; "
-                   "wanted 1",
+                   "%s.pipeline_parallel %d: vLLM's %s has one stage; wanted 1",
                    side_.key, side_.pipeline_parallel.value, family());
   }
   if (side_.quantized.given && !traits_.block_scales) {
     checks_.Report(
         side_.quantized.place,
 
-        "%s.dtype %s: vLLM reorders the scales of %s after loading (wo_a, "
-        "by DeepGEMM) or has its experts in MXFP4; wanted bf16",
+        "%s.dtype %s: vLLM reorders the scales of %s after loading (wo_a, by "
+        "DeepGEMM) or has its experts in MXFP4; wanted bf16",
         side_.key, side_.quantized.value.name, family());
   }
   checks_.HasExperts(side_.router_dtype.given, side_.router_dtype.place,
                      "router_dtype");
   if (side_.version.given && VersionNumbers(side_.version.value).size() < 2) {
     checks_.Report(side_.version.place,
-                   "%s.version \"%s\" is not a version; wanted "
-                   "one like 0.25",
+                   "%s.version \"%s\" is not a version; wanted one like 0.25",
                    side_.key, side_.version.value);
   }
 }

@@ -170,25 +170,24 @@ void RoleChecker::CheckRolesOfLayers() {
     for (const int32_t layer : layers) {
       if (FormOf(param.role).of_prediction &&
           layer < model_.architecture.layers) {
-        values_.Error(*rule.value,
+        values_.Error(
+            *rule.value,
 
-                      "params[%s] is the role %s of layer %d, which is no "
-                      "layer of multi-token prediction; wanted "
-                      "\"layers\": \"mtp\"",
-                      Quoted(param.name), FormOf(param.role).word, layer);
+            "params[%s] is the role %s of layer %d, which is no layer of "
+            "multi-token prediction; wanted \"layers\": \"mtp\"",
+            Quoted(param.name), FormOf(param.role).word, layer);
         break;
       }
       const auto [it, is_new] = seen.try_emplace({param.role, layer}, &rule);
       if (is_new) continue;
-      values_.Error(
-          *rule.value,
+      values_.Error(*rule.value,
 
-          "params[%s] is the role %s%s a second time, after %s; wanted "
-          "each once (column, row, replicated, first_stage and last_stage "
-          "may stand often)",
-          Quoted(param.name), FormOf(param.role).word,
-          layer < 0 ? "" : absl::StrCat(" of layer ", layer),
-          Quoted(model_.params[it->second->param].name));
+                    "params[%s] is the role %s%s a second time, after %s; "
+                    "wanted each once (column, row, replicated, first_stage "
+                    "and last_stage may stand often)",
+                    Quoted(param.name), FormOf(param.role).word,
+                    layer < 0 ? "" : absl::StrCat(" of layer ", layer),
+                    Quoted(model_.params[it->second->param].name));
       break;
     }
   }
@@ -219,9 +218,8 @@ void RoleChecker::CheckTowerProjections() {
                       });
       if (fits) continue;
       values_.Error(*rule.value,
-                    "engines join parameter %s with %s; wanted "
-                    "both of role tower_column, with equal "
-                    "columns and layers",
+                    "engines join parameter %s with %s; wanted both of role "
+                    "tower_column, with equal columns and layers",
                     Quoted(param.name), Quoted(name));
       return;
     }
@@ -245,14 +243,13 @@ void RoleChecker::CheckJoined() {
                          of_other.begin() + begin, of_other.end())) {
             continue;
           }
-          values_.Error(
-              *rule.value,
+          values_.Error(*rule.value,
 
-              "parameter %s has %d x %d elements, and %s, which frameworks "
-              "join with it, %d x %d; wanted equal %s",
-              Quoted(param.name), shape[0], shape[1], Quoted(other.name),
-              of_other[0], of_other[1],
-              together.from_dim == 0 ? "shapes" : "columns");
+                        "parameter %s has %d x %d elements, and %s, which "
+                        "frameworks join with it, %d x %d; wanted equal %s",
+                        Quoted(param.name), shape[0], shape[1],
+                        Quoted(other.name), of_other[0], of_other[1],
+                        together.from_dim == 0 ? "shapes" : "columns");
           return;
         }
       }
@@ -278,9 +275,8 @@ void RoleChecker::CheckCompanions() {
     for (const auto& [layer, rule] : have) {
       if (want.contains(layer)) continue;
       values_.Error(*rule->value,
-                    "layer %d has the role %s and no %s; "
-                    "wanted both",
-                    layer, FormOf(role).word, FormOf(other).word);
+                    "layer %d has the role %s and no %s; wanted both", layer,
+                    FormOf(role).word, FormOf(other).word);
       return;
     }
   };
@@ -331,19 +327,19 @@ void RoleChecker::CheckStackedExperts() {
     if (of_role == wanted.end()) continue;
     if (param.name.find(".experts.") == std::string::npos) {
       values_.Error(*rule.value,
-                    "parameter %s holds all experts of a layer;"
-                    " wanted \".experts.\" in its name",
+                    "parameter %s holds all experts of a layer; wanted "
+                    "\".experts.\" in its name",
                     Quoted(param.name));
       return;
     }
     const Dims found = param.StoredShape();
     if (found == of_role->second) continue;
-    values_.Error(*rule.value,
-                  "parameter %s has the shape [%s]; wanted [%s], as %s "
-                  "has [%s]",
-                  Quoted(param.name), absl::StrJoin(found, ", "),
-                  absl::StrJoin(of_role->second, ", "), Quoted(down->name),
-                  absl::StrJoin(down->shape, ", "));
+    values_.Error(
+        *rule.value,
+        "parameter %s has the shape [%s]; wanted [%s], as %s has [%s]",
+        Quoted(param.name), absl::StrJoin(found, ", "),
+        absl::StrJoin(of_role->second, ", "), Quoted(down->name),
+        absl::StrJoin(down->shape, ", "));
     return;
   }
 }

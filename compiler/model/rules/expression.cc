@@ -154,11 +154,9 @@ class Evaluator {
       }
       return value;
     }
-    if (!IsWordCharacter(token[0])) {
-      return Wrong(
-          absl::StrFormat("%s stands where a number or a name is "
-                          "wanted",
-                          Quoted(token)));
+    if (!IsWordCharacter(token[0]) || token == "or" || token == "not") {
+      return Wrong(absl::StrFormat(
+          "%s stands where a number or a name is wanted", Quoted(token)));
     }
     at_ += token.size();
     if (absl::ascii_isdigit(token[0])) {
@@ -172,12 +170,6 @@ class Evaluator {
     }
     if (token == "true") return 1;
     if (token == "false") return 0;
-    if (token == "or" || token == "not") {
-      return Wrong(
-          absl::StrFormat("%s stands where a number or a name is "
-                          "wanted",
-                          Quoted(token)));
-    }
     return text_.substr(at_, 1) == "." ? Words(token) : Named(token);
   }
 

@@ -170,10 +170,10 @@ std::set<int64_t> RulesReader::ReadExcept(const JsonValue& value,
   const bool may_lack = name.ends_with(kOrNone);
   if (may_lack) name.remove_suffix(kOrNone.size());
   if (scope_.Find(name) == nullptr && !may_lack) {
-    values_.Error(value,
-                  "%s is %s: config.json has no such key; "
-                  "wanted one, or \"%s or []\"",
-                  path, Quoted(*key), name);
+    values_.Error(
+        value,
+        "%s is %s: config.json has no such key; wanted one, or \"%s or []\"",
+        path, Quoted(*key), name);
   }
   const std::vector<int64_t> numbers = config_.IntegersOr(name, {});
   return {numbers.begin(), numbers.end()};
@@ -304,9 +304,8 @@ void RulesReader::CheckNumbersAlike(const JsonMember& list,
   const std::vector<int64_t> numbers = config_.IntegersOr(list.key, {});
   if (std::set<int64_t>(numbers.begin(), numbers.end()) == layers) return;
   config_.Error(list.key,
-                "%s names other layers than %s does: "
-                "frameworks differ in which they read; wanted "
-                "both alike",
+                "%s names other layers than %s does: frameworks differ in "
+                "which they read; wanted both alike",
                 list.key, by);
 }
 

@@ -109,14 +109,13 @@ void ChangeParams(const JsonValue::Array& changes, std::string_view family,
         if (entry.is_inherited) left.push_back(TextOf(entry.param, "name"));
       }
       const std::string nearest = NearestWord(name, {left.begin(), left.end()});
-      values.Error(
-          *FindMember(change, "name"),
-          "params[%d].name is %s, which no parameter of %s has that is "
-          "left to change; %s",
-          number, name, family,
-          nearest.empty() || nearest == name
-              ? "wanted \"role\" and \"shape\" of a new one"
-              : absl::StrCat("did you mean ", nearest, "?"));
+      values.Error(*FindMember(change, "name"),
+                   "params[%d].name is %s, which no parameter of %s has that "
+                   "is left to change; %s",
+                   number, name, family,
+                   nearest.empty() || nearest == name
+                       ? "wanted \"role\" and \"shape\" of a new one"
+                       : absl::StrCat("did you mean ", nearest, "?"));
       continue;
     }
     if (of_name.empty()) {
@@ -247,10 +246,9 @@ std::optional<JsonValue> CompleteTower(const JsonValue& tower,
   if (!other.has_value()) return std::nullopt;
   const JsonValue* of_other = FindMember(*other, kTowerKey);
   if (of_other == nullptr) {
-    values.Error(*like,
-                 "tower.like is %s, which has no tower; "
-                 "wanted a family with one",
-                 like->Text());
+    values.Error(
+        *like, "tower.like is %s, which has no tower; wanted a family with one",
+        like->Text());
     return std::nullopt;
   }
   JsonValue completed = *of_other;

@@ -114,9 +114,9 @@ void RulesReader::ReadParams() {
                                    embedding->name)});
   }
   if (diagnostics().error_count() == 0 && model_.params.empty()) {
-    values_.Error(*value,
-                  "params give this config.json no parameter; wanted at least "
-                  "one");
+    values_.Error(
+        *value,
+        "params give this config.json no parameter; wanted at least one");
   }
 }
 
@@ -174,10 +174,10 @@ bool RulesReader::ReadName(const ParamEntry& entry, Param& param,
     replace(mark, "");
   }
   if (param.name.find_first_of("{}") != std::string::npos) {
-    values_.Error(*entry.name,
-                  "%s is %s; wanted no braces but one {layer} or {mtp} and one "
-                  "{expert}",
-                  entry.reader.PathOf("name"), Quoted(whole));
+    values_.Error(
+        *entry.name,
+        "%s is %s; wanted no braces but one {layer} or {mtp} and one {expert}",
+        entry.reader.PathOf("name"), Quoted(whole));
     return false;
   }
   param.name = whole;

@@ -68,10 +68,10 @@ void RulesReader::ReadModelType() {
   own_->family.of_file = !is_compiled_in_;
   const std::string found = whole_.String("model_type");
   if (found.empty() || found == *type) return;
-  values_.Error(*value,
-                "model_type %s, but config.json is of "
-                "model_type %s; wanted the same",
-                Quoted(*type), Quoted(found));
+  values_.Error(
+      *value,
+      "model_type %s, but config.json is of model_type %s; wanted the same",
+      Quoted(*type), Quoted(found));
 }
 
 void RulesReader::ReadKeys() {

@@ -108,9 +108,8 @@ bool RulesReader::ReadTied(absl::Span<const JsonMember> sizes,
   }
   if (otherwise == nullptr && !whole_.Has(kTiedKey)) {
     whole_.Error(kTiedKey,
-                 "missing key \"%s\": classes of this model "
-                 "differ in what that means; wanted true or "
-                 "false",
+                 "missing key \"%s\": classes of this model differ in what "
+                 "that means; wanted true or false",
                  kTiedKey);
     return false;
   }
@@ -125,8 +124,7 @@ bool RulesReader::ReadTied(absl::Span<const JsonMember> sizes,
   if (is_checked && config_.FlagOr(kTiedKey, tied) != tied) {
     config_.Error(kTiedKey,
                   "%s of text_config is %s, and the one beside it %s%s: "
-                  "frameworks differ in which they take; wanted both "
-                  "alike",
+                  "frameworks differ in which they take; wanted both alike",
                   kTiedKey, tied ? "false" : "true", tied ? "true" : "false",
                   whole_.Has(kTiedKey) ? "" : " by default");
   }
@@ -148,10 +146,8 @@ bool RulesReader::ReportConfig(std::string_view expression,
     config_.Size(key);  // which reports it
     return true;
   }
-  config_.Error(key,
-                "%s is %s; wanted an integer from %d to "
-                "%d",
-                key, value->Text(), range.min, range.max);
+  config_.Error(key, "%s is %s; wanted an integer from %d to %d", key,
+                value->Text(), range.min, range.max);
   return true;
 }
 
@@ -213,8 +209,8 @@ int64_t RulesReader::ReadKnownSize(const KnownSize<Sizes>& size,
       diagnostics().Error(
           place,
 
-          "missing key \"%s\" in sizes, and its default \"%s\" is no "
-          "size: %s; wanted an expression over config.json's keys",
+          "missing key \"%s\" in sizes, and its default \"%s\" is no size: %s; "
+          "wanted an expression over config.json's keys",
           size.name, size.otherwise,
           number.ok() ? absl::StrFormat("%d is not %d to %d", *number,
                                         range.min, range.max)
@@ -242,10 +238,10 @@ std::optional<Sizes> RulesReader::ReadPart(const KnownSize<Sizes> (&sizes)[N],
   const auto* const lacks =
       std::find_if_not(std::begin(sizes), std::end(sizes), has);
   if (lacks != std::end(sizes)) {
-    diagnostics().Error(PlaceOfSize({given->name}, members, values_, place),
-                        "sizes.%s is %d and sizes.%s is 0; wanted both "
-                        "above 0, or neither",
-                        given->name, part.*given->member, lacks->name);
+    diagnostics().Error(
+        PlaceOfSize({given->name}, members, values_, place),
+        "sizes.%s is %d and sizes.%s is 0; wanted both above 0, or neither",
+        given->name, part.*given->member, lacks->name);
   }
   return part;
 }
@@ -267,8 +263,8 @@ void RulesReader::ReadSizes() {
     if (diagnostics().error_count() == errors_before) {
       diagnostics().Error(
           PlaceOfSize({"mtp_block", "mtp_layers"}, members, values_, place),
-          "sizes.mtp_layers is %d and sizes.mtp_block "
-          "is %d; wanted a multiple of it, above 0",
+          "sizes.mtp_layers is %d and sizes.mtp_block is %d; wanted a multiple "
+          "of it, above 0",
           architecture().mtp_layers, block);
     }
     architecture().mtp_layers = 0;

@@ -13,11 +13,11 @@ void CheckTowerDType(ConfigReader& vision, ConfigReader& text) {
   if (HasDType(text) || !HasDType(vision)) return;
   if (vision.WeightDType() == text.WeightDType()) return;
   const std::string key = vision.Has("dtype") ? "dtype" : "torch_dtype";
-  vision.Error(key,
-               "%s %s is of the vision tower alone, and frameworks "
-               "differ in what dtype the model then has; wanted "
-               "\"%s\" beside vision_config",
-               key, vision.String(key), key);
+  vision.Error(
+      key,
+      "%s %s is of the vision tower alone, and frameworks differ in what dtype "
+      "the model then has; wanted \"%s\" beside vision_config",
+      key, vision.String(key), key);
 }
 
 }  // namespace

@@ -81,16 +81,15 @@ Renames RulesReader::ReadNames(ObjectReader& traits) {
     const std::string into = absl::StrReplaceAll(*to, {{"{layer}", ""}});
     if ((from + into).find_first_of("{}") != std::string::npos) {
       values_.Error(member.value,
-                    "%s is %s; wanted no braces but those of "
-                    "{layer}",
-                    path, member.value.Text());
+                    "%s is %s; wanted no braces but those of {layer}", path,
+                    member.value.Text());
       continue;
     }
     if (member.key.empty() || !occurs) {
-      diagnostics().Error(values_.document().PlaceAt(member.key_offset),
-                          "%s renames %s, which is in no name of params; "
-                          "wanted a part of one",
-                          traits.PathOf("names"), Quoted(member.key));
+      diagnostics().Error(
+          values_.document().PlaceAt(member.key_offset),
+          "%s renames %s, which is in no name of params; wanted a part of one",
+          traits.PathOf("names"), Quoted(member.key));
       continue;
     }
     renames.emplace_back(
@@ -112,10 +111,10 @@ absl::Span<const Fusion> RulesReader::ReadFused(ObjectReader& traits) {
     if (!modules.has_value()) continue;
     if (member.key.empty() ||
         member.key.find_first_of("{}.") != std::string::npos) {
-      diagnostics().Error(values_.document().PlaceAt(member.key_offset),
-                          "%s has a module %s; wanted a name without braces "
-                          "and dots",
-                          path, Quoted(member.key));
+      diagnostics().Error(
+          values_.document().PlaceAt(member.key_offset),
+          "%s has a module %s; wanted a name without braces and dots", path,
+          Quoted(member.key));
       continue;
     }
     if (modules->size() < 2) {
@@ -153,10 +152,8 @@ void RulesReader::CheckFusion(const Fusion& fusion, const JsonValue& value,
         other = find([](const Param&) { return true; });
       }
       const auto report = [&](std::string_view what) {
-        values_.Error(value,
-                      "%s: parameter %s %s; wanted it "
-                      "beside %s",
-                      path, Quoted(name), what, Quoted(first.name));
+        values_.Error(value, "%s: parameter %s %s; wanted it beside %s", path,
+                      Quoted(name), what, Quoted(first.name));
       };
       if (other == model_.params.end()) return report("is not in params");
       if (other->role != first.role || first.role == ParamRole::kRow) {
@@ -186,8 +183,7 @@ void RulesReader::CheckFusion(const Fusion& fusion, const JsonValue& value,
   }
   values_.Error(value,
                 "%s: %s is no module of a parameter of role column or "
-                "replicated%s (other roles are joined as their "
-                "framework does)",
+                "replicated%s (other roles are joined as their framework does)",
                 path, Quoted(fusion.modules[0]),
                 modules.empty() ? "" : Hint(fusion.modules[0], modules));
 }
