@@ -1,20 +1,16 @@
 // Direct refits whose receivers read from their senders: since their memory
-// cannot be shared, or since the plan says so. Over the local and the NCCL
-// transport.
+// cannot be shared, or since the plan says so.
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "refit/local_transport.h"
-#include "tests/executor/fake_nccl/fake_nccl.h"
+#include "tests/executor/local_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
 
 namespace refit {
 namespace {
-
-using std::chrono::milliseconds;
 
 using Ranks = std::vector<int32_t>;
 
@@ -56,57 +52,17 @@ class PrivateDevice : public HostDevice {
   };
 };
 
-enum class Over { kLocal, kNccl };
-
-class PrivateWorld : public ExecutorWorld {
+// Ranks of which some keep their memory from others.
+class PrivateWorld : public LocalWorldOf<PrivateDevice> {
  public:
-  PrivateWorld(const PlanFile& plan, Over over, const Ranks& private_ranks)
-      : PrivateWorld(plan, over, private_ranks,
-                     std::make_shared<LocalFabric>(plan.world_size())) {}
-  ~PrivateWorld() override {
-    for (int32_t rank = 0; rank < world_size(); ++rank) CloseRank(rank);
+  PrivateWorld(const PlanFile& plan, const Ranks& private_ranks)
+      : LocalWorldOf(plan) {
+    for (const int32_t rank : private_ranks) device(rank).is_private = true;
   }
-
-  std::vector<absl::Status> OnAllRanks(
-      const std::function<absl::Status(int32_t)>& body) override {
-    return ExecutorWorld::OnAllRanks([&](int32_t rank) {
-      fake_nccl_set_rank(rank);
-      return body(rank);
-    });
-  }
-
-  PrivateDevice& device(int32_t rank) { return *devices_[rank]; }
-
- private:
-  PrivateWorld(const PlanFile& plan, Over over, const Ranks& private_ranks,
-               const std::shared_ptr<LocalFabric>& fabric)
-      : ExecutorWorld(plan.world_size(), fabric) {
-    std::vector<std::unique_ptr<Transport>> transports;
-    if (over == Over::kNccl) {
-      transports = MakeNcclTransports(
-          device_, std::vector<uint32_t>(plan.world_size(), 0));
-    }
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      devices_.push_back(std::make_unique<PrivateDevice>());
-      devices_.back()->is_private =
-          std::find(private_ranks.begin(), private_ranks.end(), rank) !=
-          private_ranks.end();
-      ExecutorOptions options;
-      options.device = devices_.back().get();
-      AddRank(plan,
-              over == Over::kNccl ? std::move(transports[rank])
-                                  : *fabric->CreateTransport(rank),
-              options);
-    }
-  }
-
-  std::vector<std::unique_ptr<PrivateDevice>> devices_;
 };
 
-class PulledRefitTest : public testing::TestWithParam<Over> {
+class PulledRefitTest : public testing::Test {
  protected:
-  PulledRefitTest() { fake_nccl_reset(); }
-
   // Sources 0, 1; destinations 2, 3, 4.
   static PlanBuilder Builder(ReshardOptions options = {}) {
     options.source_ranks = 2;
@@ -123,12 +79,11 @@ class PulledRefitTest : public testing::TestWithParam<Over> {
 
   static void ExpectRefits(PrivateWorld& world, const PlanFile& plan) {
     for (int refit = 0; refit < 3; ++refit) world.ExpectEveryElementRight(plan);
-    EXPECT_EQ(fake_nccl_messages(), 0);
   }
 
   // Binds with the tensors of `private_ranks` kept from others, and refits.
   void ExpectRefits(const PlanFile& plan, const Ranks& private_ranks) {
-    PrivateWorld world(plan, GetParam(), private_ranks);
+    PrivateWorld world(plan, private_ranks);
     world.Bind();
     ExpectRefits(world, plan);
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -139,15 +94,9 @@ class PulledRefitTest : public testing::TestWithParam<Over> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Transports, PulledRefitTest,
-                         testing::Values(Over::kLocal, Over::kNccl),
-                         [](const auto& info) {
-                           return info.param == Over::kLocal ? "Local" : "Nccl";
-                         });
-
-TEST_P(PulledRefitTest, ReceiversThatCannotShareReadTheirSenders) {
+TEST_F(PulledRefitTest, ReceiversThatCannotShareReadTheirSenders) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {2, 3, 4});
+  PrivateWorld world(plan, {2, 3, 4});
   world.Bind();
   ExpectRefits(world, plan);
   for (const int32_t rank : {2, 3, 4}) {
@@ -163,14 +112,14 @@ TEST_P(PulledRefitTest, ReceiversThatCannotShareReadTheirSenders) {
   }
 }
 
-TEST_P(PulledRefitTest, OthersOfTheRoundAreStoredInto) {
+TEST_F(PulledRefitTest, OthersOfTheRoundAreStoredInto) {
   const PlanFile plan = Plan();
   for (const int32_t rank : {2, 3, 4}) ExpectRefits(plan, {rank});
 }
 
-TEST_P(PulledRefitTest, EachPairIsDecidedByItself) {
+TEST_F(PulledRefitTest, EachPairIsDecidedByItself) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {3, 4});
+  PrivateWorld world(plan, {3, 4});
   world.device(0).reaches_private = true;
   world.Bind();
   ExpectRefits(world, plan);
@@ -180,7 +129,7 @@ TEST_P(PulledRefitTest, EachPairIsDecidedByItself) {
 }
 
 // The private one of them moves what it is given and what it gives.
-TEST_P(PulledRefitTest, RelaysAreReadFrom) {
+TEST_F(PulledRefitTest, RelaysAreReadFrom) {
   for (const uint32_t replicas : {2, 3, 5}) {
     SCOPED_TRACE(replicas);
     const PlanFile plan = RelayPlan({.replicas = replicas, .layers = 9}).Open();
@@ -191,9 +140,9 @@ TEST_P(PulledRefitTest, RelaysAreReadFrom) {
 }
 
 // Each reads from the ranks before it, and the others read from it.
-TEST_P(PulledRefitTest, RankMayReadFromARelayThatReadsToo) {
+TEST_F(PulledRefitTest, RankMayReadFromARelayThatReadsToo) {
   const PlanFile plan = RelayPlan({.replicas = 3, .layers = 9}).Open();
-  PrivateWorld world(plan, GetParam(), {1, 2});
+  PrivateWorld world(plan, {1, 2});
   world.device(2).reaches_private = true;
   world.Bind();
   ExpectRefits(world, plan);
@@ -202,7 +151,7 @@ TEST_P(PulledRefitTest, RankMayReadFromARelayThatReadsToo) {
   EXPECT_EQ(world.executor(3).pulls_from(), Ranks{});
 }
 
-TEST_P(PulledRefitTest, CastsAndPaddingAreRight) {
+TEST_F(PulledRefitTest, CastsAndPaddingAreRight) {
   const DType floats[] = {DType::kBf16, DType::kFp16, DType::kFp32};
   for (const DType from : floats) {
     for (const DType to : floats) {
@@ -213,7 +162,7 @@ TEST_P(PulledRefitTest, CastsAndPaddingAreRight) {
   }
 }
 
-TEST_P(PulledRefitTest, RanksThatShareAGpuPull) {
+TEST_F(PulledRefitTest, RanksThatShareAGpuPull) {
   const PlanFile plan =
       CompiledPlan(ReshardJob(3, 3, "", R"(, "colocated": true)"));
   EXPECT_TRUE(plan.body().rounds()->Get(0)->mechanism() ==
@@ -223,7 +172,7 @@ TEST_P(PulledRefitTest, RanksThatShareAGpuPull) {
 
 // Attention is quantized at the source, the MLP at the destination, each in
 // windows of scratch that are used again.
-TEST_P(PulledRefitTest, ScratchIsReadFromAndInto) {
+TEST_F(PulledRefitTest, ScratchIsReadFromAndInto) {
   const PlanFile plan = WindowsPlan(R"("scratch_bytes": 150000)");
   ExpectRefits(plan, {4, 5});
 }
@@ -238,15 +187,9 @@ class PullingPlanTest : public PulledRefitTest {
   static PlanFile Plan() { return Pulling(Builder()); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Transports, PullingPlanTest,
-                         testing::Values(Over::kLocal, Over::kNccl),
-                         [](const auto& info) {
-                           return info.param == Over::kLocal ? "Local" : "Nccl";
-                         });
-
-TEST_P(PullingPlanTest, ReceiversReadTheirSendersWithoutANotice) {
+TEST_F(PullingPlanTest, ReceiversReadTheirSendersWithoutANotice) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {2, 3, 4});
+  PrivateWorld world(plan, {2, 3, 4});
   world.Bind();
   ExpectRefits(world, plan);
   for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
@@ -256,9 +199,9 @@ TEST_P(PullingPlanTest, ReceiversReadTheirSendersWithoutANotice) {
   }
 }
 
-TEST_P(PullingPlanTest, SendersThatCannotBeReadStore) {
+TEST_F(PullingPlanTest, SendersThatCannotBeReadStore) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {1});
+  PrivateWorld world(plan, {1});
   world.device(4).reaches_private = true;
   world.Bind();
   ExpectRefits(world, plan);
@@ -277,73 +220,32 @@ TEST_P(PullingPlanTest, SendersThatCannotBeReadStore) {
   EXPECT_EQ(world.executor(4).pulls_from(), (Ranks{0, 1}));
 }
 
-TEST_P(PullingPlanTest, RelaysAreReadFrom) {
+TEST_F(PullingPlanTest, RelaysAreReadFrom) {
   for (const uint32_t replicas : {2, 3, 5}) {
     SCOPED_TRACE(replicas);
     const PlanFile plan =
         Pulling(RelayPlan({.replicas = replicas, .layers = 9}));
     for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      PrivateWorld world(plan, GetParam(), {rank});
+      PrivateWorld world(plan, {rank});
       world.Bind();
       ExpectRefits(world, plan);
     }
   }
 }
 
-TEST_P(PullingPlanTest, ScratchIsReadFromAndInto) {
+TEST_F(PullingPlanTest, ScratchIsReadFromAndInto) {
   const PlanFile plan =
       WindowsPlan(R"("direct": "pull", "scratch_bytes": 150000)");
   for (const Ranks& private_ranks : {Ranks{}, Ranks{0, 3}, Ranks{4, 5}}) {
-    PrivateWorld world(plan, GetParam(), private_ranks);
+    PrivateWorld world(plan, private_ranks);
     world.Bind();
     ExpectRefits(world, plan);
   }
 }
 
-TEST_P(PullingPlanTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
+TEST_F(PulledRefitTest, BindDecidesAnew) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {});
-  world.Bind();
-  world.device(1).is_private = true;
-  world.device(4).is_private = true;
-  const std::vector<absl::Status> statuses = world.BindAll();
-  EXPECT_EQ(statuses[1],
-            absl::FailedPreconditionError(
-                "rank 1: tensors of rank 4, which cannot map those of rank 1: "
-                "private memory. One of the two has to hold its tensors in "
-                "memory that can be shared; else compile the plan with "
-                "options.peer \"staged\", if they do not share a GPU"));
-  EXPECT_EQ(statuses[4],
-            absl::AbortedError(
-                "rank 4: rank 1 cannot go on; its own error says why (rank 1 "
-                "was to map tensors of rank 4, which cannot map its: private "
-                "memory)"));
-  // The earlier one is in place.
-  ExpectRefits(world, plan);
-}
-
-TEST_P(PulledRefitTest, CountersAreThoseOfThePlan) {
-  const PlanFile plan = Plan();
-  PrivateWorld pushed(plan, GetParam(), {});
-  PrivateWorld pulled(plan, GetParam(), {2, 3, 4});
-  for (PrivateWorld* world : {&pushed, &pulled}) {
-    world->Bind();
-    world->ExpectEveryElementRight(plan);
-  }
-  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    const RunCounters& a = pushed.executor(rank).counters();
-    const RunCounters& b = pulled.executor(rank).counters();
-    EXPECT_GT(a.bytes_sent + a.bytes_received, 0);
-    EXPECT_EQ(a.bytes_sent, b.bytes_sent);
-    EXPECT_EQ(a.bytes_received, b.bytes_received);
-    EXPECT_EQ(a.messages_sent, b.messages_sent);
-    EXPECT_EQ(a.messages_received, b.messages_received);
-  }
-}
-
-TEST_P(PulledRefitTest, BindDecidesAnew) {
-  const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {});
+  PrivateWorld world(plan, {});
   world.Bind();
   for (const bool is_private : {false, true, false, true}) {
     world.device(3).is_private = is_private;
@@ -354,9 +256,9 @@ TEST_P(PulledRefitTest, BindDecidesAnew) {
   }
 }
 
-TEST_P(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
+TEST_F(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {});
+  PrivateWorld world(plan, {});
   world.Bind();
   world.device(1).is_private = true;
   world.device(4).is_private = true;
@@ -385,9 +287,9 @@ TEST_P(PulledRefitTest, PairsOfWhichNeitherCanShareAreRefusedByBoth) {
   ExpectRefits(world, plan);
 }
 
-TEST_P(PulledRefitTest, RankThatCannotExportStopsAllOthers) {
+TEST_F(PulledRefitTest, RankThatCannotExportStopsAllOthers) {
   const PlanFile plan = Plan();
-  PrivateWorld world(plan, GetParam(), {3});
+  PrivateWorld world(plan, {3});
   world.Bind();
   // A receiver, and a sender that is to be read.
   for (const int32_t failing : {3, 1}) {
@@ -401,36 +303,6 @@ TEST_P(PulledRefitTest, RankThatCannotExportStopsAllOthers) {
     }
     world.device(failing).fails_to_export = false;
     ASSERT_TRUE(AllOk(world.BindAll()));
-    ExpectRefits(world, plan);
-  }
-}
-
-// The absent one is read from, reads, or does neither.
-TEST_P(PulledRefitTest, RankThatDoesNotComeFailsTheOthersAtTheDeadline) {
-  const PlanFile plan = Plan();
-  for (const int32_t absent : {0, 2, 3}) {
-    SCOPED_TRACE(absent);
-    PrivateWorld world(plan, GetParam(), {3, 4});
-    world.Bind();
-    RunOptions options;
-    options.timeout = milliseconds(200);
-    const auto refit = [&](int32_t rank) { return world.Refit(rank, options); };
-    const std::vector<absl::Status> statuses =
-        world.OnAllRanks([&](int32_t rank) {
-          return rank == absent ? absl::OkStatus() : refit(rank);
-        });
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      if (rank == absent) continue;
-      EXPECT_FALSE(statuses[rank].ok());
-      EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
-    }
-    // It is told when it comes.
-    EXPECT_FALSE(world
-                     .OnAllRanks([&](int32_t rank) {
-                       return rank == absent ? refit(rank) : absl::OkStatus();
-                     })[absent]
-                     .ok());
-    ASSERT_TRUE(AllOk(world.ConnectAll()));
     ExpectRefits(world, plan);
   }
 }
