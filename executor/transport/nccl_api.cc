@@ -78,8 +78,6 @@ const char* FindFunctions(void* handle, Api& api) {
   symbols.Find("ncclGetLastError", api.GetLastError);
   SymbolTable optional{handle};
   optional.Find("ncclBroadcast", api.Broadcast);
-  optional.Find("ncclCommDestroy", api.CommDestroy);
-  optional.Find("ncclCommFinalize", api.CommFinalize);
   optional.Find("ncclSetEncryption", api.SetEncryption);
   return symbols.missing;
 }

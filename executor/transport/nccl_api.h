@@ -37,7 +37,7 @@ enum Result : int {
   kInProgress = 7,
 };
 
-enum DataType : int { kInt8 = 0, kUint8 = 1 };
+enum DataType : int { kUint8 = 1 };
 
 struct Config {
   size_t size = sizeof(Config);
@@ -82,8 +82,6 @@ struct Api {
   const char* (*GetLastError)(Comm comm) = nullptr;
 
   // Not of a refit's needs; each may be null.
-  Result (*CommFinalize)(Comm comm) = nullptr;
-  Result (*CommDestroy)(Comm comm) = nullptr;
   Result (*Broadcast)(const void* from, void* to, size_t count, DataType type,
                       int root, Comm comm, CudaStream stream) = nullptr;
   Result (*SetEncryption)(const EncryptionConfig* config) = nullptr;

@@ -437,11 +437,11 @@ TEST_F(NcclFailureTest, FailureWhileAGroupIsCapturedLetsItEnd) {
   for (const absl::Status& status : world_->OnAllRanks([&](int32_t rank) {
          ++begun;
          CapturingDevice::is_capturing = true;
-         fake_nccl_set_groups(kFakeCaptured);
+         fake_nccl_set_captures(true);
          const absl::Status captured =
              world_->executor(rank).Run(nullptr, {.timeout = kAmple});
          left_in_capture += fake_nccl_unawaited();
-         fake_nccl_set_groups(kFakeEager);
+         fake_nccl_set_captures(false);
          CapturingDevice::is_capturing = false;
          return captured.ok() ? world_->executor(rank).Wait() : captured;
        })) {

@@ -43,9 +43,7 @@ void fake_nccl_release() {
 
 void fake_nccl_set_rank(int rank) { thread.rank = rank; }
 
-void fake_nccl_set_groups(fake_nccl_groups groups) {
-  thread.groups_are = groups;
-}
+void fake_nccl_set_captures(bool on) { thread.captures = on; }
 
 void fake_nccl_set_version(int version) {
   Set([&](Engine& engine) { engine.settings.version = version; });

@@ -12,8 +12,7 @@ namespace {
 std::string OperationText(const Operation& operation) {
   return absl::StrCat(
       "rank ", operation.comm->rank,
-      operation.is_send ? " sends " : " receives ", operation.count,
-      operation.type == kInt8 ? " int8" : " uint8",
+      operation.is_send ? " sends " : " receives ", operation.count, " uint8",
       operation.is_send ? " to rank " : " from rank ", operation.peer);
 }
 
@@ -190,20 +189,9 @@ void Engine::Leave(Communicator& comm, State state) {
 Result Engine::AsyncState(Communicator& comm) {
   Progress();
   if (comm.state == State::kFailed) return comm.error;
-  if (comm.state == State::kFinalizing && CanFinalize(comm)) {
-    comm.state = State::kFinalized;
-  }
   const bool is_busy = comm.state == State::kInitializing ||
-                       comm.state == State::kFinalizing ||
                        comm.group.is_active || now_ < comm.captured_at;
   return is_busy ? kInProgress : kSuccess;
-}
-
-bool Engine::CanFinalize(const Communicator& comm) const {
-  const auto& members = comm.clique->members;
-  return std::all_of(
-      members.begin(), members.end(),
-      [&](const Communicator* member) { return IsLost(*member); });
 }
 
 Fault Engine::TakeFault(const Communicator& comm) {
@@ -221,7 +209,7 @@ void Engine::RecordOverlaps(const Communicator& comm) {
   for (const auto& other : communicators_) {
     const bool is_in_use =
         other->group.is_active ||
-        (!other->is_observed && other->state <= State::kFinalized);
+        (!other->is_observed && other->state <= State::kReady);
     if (other.get() != &comm && other->owner == comm.owner && is_in_use) {
       RecordViolation(absl::StrCat(
           "rank ", comm.worker,
@@ -348,7 +336,7 @@ bool Engine::Try(Operation& operation) {
   if (other == nullptr) return false;
   Operation& send = operation.is_send ? operation : *other;
   Operation& recv = operation.is_send ? *other : operation;
-  if (send.count != recv.count || send.type != recv.type) {
+  if (send.count != recv.count) {
     FailMismatch(send, recv);
     return true;
   }
@@ -395,12 +383,6 @@ void Engine::Move(Operation& send, Operation& recv) {
           absl::StrCat(OperationText(send), " in their group ", send.pair_group,
                        ", which receives it in their group ", recv.pair_group);
     }
-  }
-  if (send.is_of_graph != recv.is_of_graph) {
-    RecordViolation(absl::StrCat(OperationText(send), " ",
-                                 send.is_of_graph ? "in" : "outside of",
-                                 " a graph, which receives it ",
-                                 recv.is_of_graph ? "in one" : "outside"));
   }
   send.edge->sends.pop_front();
   send.edge->recvs.pop_front();

@@ -41,11 +41,9 @@ struct Operation {
   bool is_send = false;
   std::byte* data = nullptr;
   size_t count = 0;
-  DataType type = kUint8;
   int peer = 0;
   Communicator* comm = nullptr;
   Fault fault;
-  bool is_of_graph = false;
   // Set when its group is issued.
   Edge* edge = nullptr;
   uint64_t pair_group = 0;  // this rank's n-th group with the peer
@@ -98,22 +96,13 @@ struct Group {
   size_t open = 0;            // those of them that are not done
 };
 
-enum class State {
-  kInitializing,
-  kReady,
-  kFinalizing,
-  kFinalized,
-  kFailed,
-  kAborted,
-  kDestroyed
-};
+enum class State { kInitializing, kReady, kFailed, kAborted };
 
 struct Communicator {
   Clique* clique = nullptr;
   int rank = 0;
   int worker = 0;
   uint64_t owner = 0;  // equal for the communicators of one worker
-  bool is_blocking = true;
   State state = State::kInitializing;
   Result error = kSuccess;
   std::string last_error;
@@ -139,7 +128,7 @@ struct ThreadState {
   int depth = 0;            // of groups
   Result error = kSuccess;  // the group's first refusal
   std::vector<IssuedGroup> groups;
-  fake_nccl_groups groups_are = kFakeEager;
+  bool captures = false;
   std::string last_error;
   // What was returned as const char*.
   std::string returned_error;
@@ -193,7 +182,7 @@ class Engine {
   void Issue(Communicator& comm,
              std::vector<std::unique_ptr<Operation>> operations);
   void Fail(Communicator& comm, Result error, const std::string& text);
-  void Leave(Communicator& comm, State state);  // aborted or destroyed
+  void Leave(Communicator& comm, State state);  // failed or aborted
   // The communicator's asynchronous state, after all work that can be done.
   Result AsyncState(Communicator& comm);
 
@@ -207,16 +196,9 @@ class Engine {
   // Does the work that became possible.
   void Progress();
   void SetChanged();
-  // False if fake_nccl_release ended the wait.
-  template <typename Predicate>
-  bool Await(std::unique_lock<std::mutex>& lock, Predicate is_over) {
-    for (;;) {
-      Progress();
-      if (is_over()) return true;
-      if (is_released) return false;
-      changed_.wait_until(
-          lock, std::min(next_due_, Clock::now() + std::chrono::seconds(1)));
-    }
+  // Until fake_nccl_release.
+  void AwaitRelease(std::unique_lock<std::mutex>& lock) {
+    changed_.wait(lock, [this] { return is_released; });
   }
 
   std::mutex mutex;
@@ -238,7 +220,6 @@ class Engine {
   void RunKernel(Group& group, size_t begin);
   bool IsLost(const Communicator& comm) const;
   bool IsRunning(const Operation& operation) const;
-  bool CanFinalize(const Communicator& comm) const;
   bool IsStuck(const Communicator& comm,
                const std::set<const Communicator*>& stuck) const;
   bool IsBlocked(const Operation& operation,

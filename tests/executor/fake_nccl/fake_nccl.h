@@ -5,9 +5,8 @@
 // Where NCCL is lenient, undefined or merely slow, the fake says no. The model:
 //
 // - Work. A group runs when the calls of any rank find that it can; the fake
-//   has no threads. ncclGroupEnd of a blocking communicator returns when the
-//   group's bytes are there; of a non-blocking one at once, with
-//   ncclInProgress. A non-blocking communicator takes no other call before
+//   has no threads. Communicators are non-blocking: ncclGroupEnd returns at
+//   once, with ncclInProgress, and a communicator takes no other call before
 //   ncclCommGetAsyncError has told its owner that the last one is done.
 // - Connect. Before its first kernel a group connects every (communicator,
 //   sender, receiver) that was never used: both ends must be in a group with an
@@ -20,15 +19,11 @@
 //   kernel k is done, and nothing is buffered: a message moves when both ends
 //   are in running kernels.
 // - Matching. The k-th send from a to b meets the k-th receive at b from a.
-//   NCCL registers buffers in groups that a graph captures, and hangs where one
-//   end of a message did and the other did not: both ends must come from
-//   graphs, or neither.
 // - Failure. A rank whose operation fails loses its group and can only abort
 //   the communicator. Its peers wait for ever, or get ncclRemoteError when
 //   their work needs a rank that failed, aborted or was killed.
 // - Encryption. The key is one for the process, and must be there before the
 //   first unique id. Another one after that is refused.
-// - Finalize is done when every rank has finalized or left.
 //
 // `rank` below is the rank of a worker: what fake_nccl_set_rank said on the
 // thread that made a communicator, else the rank in that communicator.
@@ -60,8 +55,8 @@ void fake_nccl_set_rank(int rank);
 void fake_nccl_set_version(int version);                 // 22809
 void fake_nccl_set_budget(size_t operations);            // per kernel; 2048
 void fake_nccl_set_connect_delay(int64_t microseconds);  // per edge; 0
-// How long a captured group of a non-blocking communicator is in progress. To
-// abort the communicator meanwhile is a violation. 0
+// How long a captured group is in progress. To abort the communicator meanwhile
+// is a violation. 0
 void fake_nccl_set_capture_delay(int64_t microseconds);
 // Whether peers of a rank that is gone get ncclRemoteError; they hang else.
 void fake_nccl_set_remote_errors(bool on);
@@ -84,10 +79,9 @@ void fake_nccl_kill(int rank);
 
 // ---- Graphs.
 
-// What the calling thread's groups are from now on: run; taken down, as on a
-// capturing stream; run as the launch of a graph that took them down before.
-enum fake_nccl_groups { kFakeEager, kFakeCaptured, kFakeLaunched };
-void fake_nccl_set_groups(enum fake_nccl_groups groups);
+// Whether the calling thread's groups are taken down from now on, as on a
+// capturing stream, instead of run.
+void fake_nccl_set_captures(bool on);
 
 // ---- What was seen since the reset.
 
@@ -95,7 +89,7 @@ void fake_nccl_set_groups(enum fake_nccl_groups groups);
 // call of an unharmed idle rank can end it. A rank that has not come yet may
 // still come: waiting for it is no deadlock.
 bool fake_nccl_is_deadlocked();
-int fake_nccl_live_communicators();  // neither destroyed nor aborted
+int fake_nccl_live_communicators();  // not aborted
 uint64_t fake_nccl_lazy_connects();  // edges connected
 uint64_t fake_nccl_cut_groups();     // groups that took several kernels
 uint64_t fake_nccl_messages();       // matched and moved
@@ -107,7 +101,7 @@ uint64_t fake_nccl_group_mismatches();
 // the last call is done: nothing may be enqueued behind that yet.
 int fake_nccl_unawaited();
 // Two communicators of one rank in use at a time; a thread that ended inside a
-// group; messages of which one end comes from a graph and the other does not.
+// group; an abort while a group is captured.
 uint64_t fake_nccl_violations();
 // The first violation or group mismatch in words, "" if there is none. Valid
 // until the thread's next call of this function.

@@ -22,7 +22,7 @@ constexpr char kIdPrefix[8] = "fakeid:";
 Result BlockIfKilled(Lock& lock, int worker) {
   Engine& engine = Engine::Get();
   if (!engine.workers[worker].is_killed) return kSuccess;
-  engine.Await(lock, [] { return false; });
+  engine.AwaitRelease(lock);
   return kSystemError;
 }
 
@@ -40,12 +40,9 @@ Result Enter(Lock& lock, Comm handle, const char* call, Communicator*& comm) {
     return Refuse(kInvalidArgument,
                   absl::StrCat(call, ": unknown communicator"), nullptr);
   }
-  if (comm->state == State::kAborted || comm->state == State::kDestroyed) {
-    const bool aborted = comm->state == State::kAborted;
+  if (comm->state == State::kAborted) {
     return Refuse(kInvalidArgument,
-                  absl::StrCat(call, ": the communicator was ",
-                               aborted ? "aborted" : "destroyed"),
-                  comm);
+                  absl::StrCat(call, ": the communicator was aborted"), comm);
   }
   return BlockIfKilled(lock, comm->worker);
 }
@@ -62,30 +59,7 @@ Result CheckReady(const char* call, Communicator& comm) {
                                "previous operation returned ncclSuccess"),
                   &comm);
   }
-  if (comm.state == State::kReady) return kSuccess;
-  return Refuse(kInvalidUsage,
-                absl::StrCat(call, ": the communicator was finalized"), &comm);
-}
-
-Result CheckNoGroup(const char* call, Communicator* comm) {
-  if (thread.depth == 0) return kSuccess;
-  return Refuse(kInvalidUsage, absl::StrCat(call, " inside a group"), comm);
-}
-
-// What a call that started work returns: when that is over if the communicator
-// is blocking, else at once.
-Result WaitIfBlocking(Lock& lock, Communicator& comm) {
-  Engine& engine = Engine::Get();
-  if (!comm.is_blocking) return kInProgress;
-  Result result = kInProgress;
-  const bool is_over = engine.Await(
-      lock, [&] { return (result = engine.AsyncState(comm)) != kInProgress; });
-  if (!is_over) return kSystemError;
-  comm.is_observed = true;
-  if (result != kSuccess) return Refuse(result, comm.last_error, &comm);
-  if (comm.state != State::kAborted) return kSuccess;
-  return Refuse(kInternalError, "the communicator was aborted meanwhile",
-                &comm);
+  return kSuccess;
 }
 
 Result CheckInit(const Comm* handle, int ranks, int rank, const Clique* clique,
@@ -100,9 +74,7 @@ Result CheckInit(const Comm* handle, int ranks, int rank, const Clique* clique,
       config.version < 21800) {
     wrong = "ncclConfig_t is not initialized";
   }
-  if (config.blocking != INT_MIN && config.blocking / 2 != 0) {
-    wrong = absl::StrCat("blocking is ", config.blocking);
-  }
+  if (config.blocking != 0) wrong = "the fake knows no blocking communicator";
   if (!wrong.empty()) {
     return Refuse(kInvalidArgument,
                   absl::StrCat("ncclCommInitRankConfig: ", wrong), nullptr);
@@ -137,7 +109,7 @@ Result Enqueue(bool is_send, void* data, size_t count, DataType type, int peer,
   if (peer < 0 || peer >= ranks) {
     wrong = absl::StrCat(": peer ", peer, " of ", ranks, " ranks");
   }
-  if (type != kInt8 && type != kUint8) {
+  if (type != kUint8) {
     wrong = absl::StrCat(": the fake knows no type ", static_cast<int>(type));
   }
   if (thread.depth == 0) wrong = " outside a group";
@@ -149,11 +121,9 @@ Result Enqueue(bool is_send, void* data, size_t count, DataType type, int peer,
   operation.is_send = is_send;
   operation.data = static_cast<std::byte*>(data);
   operation.count = count;
-  operation.type = type;
   operation.peer = peer;
   operation.comm = comm;
   operation.fault = Engine::Get().TakeFault(*comm);
-  operation.is_of_graph = thread.groups_are != kFakeEager;
   auto group = std::find_if(thread.groups.begin(), thread.groups.end(),
                             [&](const auto& g) { return g.comm == comm; });
   if (group == thread.groups.end()) {
@@ -196,7 +166,6 @@ Result Capture(const std::vector<IssuedGroup>& groups) {
   const auto delay = Engine::Get().settings.capture_delay;
   if (delay == delay.zero()) return kSuccess;
   for (const IssuedGroup& group : groups) {
-    if (group.comm->is_blocking) continue;
     group.comm->captured_at = Clock::now() + delay;
     group.comm->is_observed = false;
     result = kInProgress;
@@ -266,26 +235,17 @@ Result ncclCommInitRankConfig(Comm* handle, int ranks, UniqueId id, int rank,
   if (Result r = BlockIfKilled(lock, worker); r != kSuccess) return r;
   Clique* clique = CliqueOf(id);
   const Config used = config != nullptr ? *config : Config{};
-  Result result = CheckInit(handle, ranks, rank, clique, used);
-  if (result == kSuccess) {
-    result = CheckNoGroup("ncclCommInitRankConfig", nullptr);
+  if (Result r = CheckInit(handle, ranks, rank, clique, used); r != kSuccess) {
+    return r;
   }
-  if (result != kSuccess) return result;
   Communicator& comm = engine.AddCommunicator();
   comm.clique = clique;
   comm.rank = rank;
   comm.worker = worker;
   comm.owner = thread.Owner();
-  comm.is_blocking = used.blocking != 0;
   engine.Join(comm, ranks);
-  *handle = nullptr;
-  result = WaitIfBlocking(lock, comm);
-  if (result == kSuccess || result == kInProgress) {
-    *handle = reinterpret_cast<Comm>(&comm);
-  } else {
-    engine.Leave(comm, State::kDestroyed);
-  }
-  return result;
+  *handle = reinterpret_cast<Comm>(&comm);
+  return kInProgress;
 }
 
 Result ncclCommGetAsyncError(Comm handle, Result* error) {
@@ -302,32 +262,6 @@ Result ncclCommGetAsyncError(Comm handle, Result* error) {
   return kSuccess;
 }
 
-Result ncclCommFinalize(Comm handle) {
-  constexpr char kCall[] = "ncclCommFinalize";
-  Lock lock(Engine::Get().mutex);
-  Communicator* comm;
-  if (Result r = Enter(lock, handle, kCall, comm); r != kSuccess) return r;
-  if (Result r = CheckNoGroup(kCall, comm); r != kSuccess) return r;
-  if (Result r = CheckReady(kCall, *comm); r != kSuccess) return r;
-  comm->state = State::kFinalizing;
-  comm->is_observed = false;
-  Engine::Get().SetChanged();
-  return WaitIfBlocking(lock, *comm);
-}
-
-Result ncclCommDestroy(Comm handle) {
-  constexpr char kCall[] = "ncclCommDestroy";
-  Lock lock(Engine::Get().mutex);
-  Communicator* comm;
-  if (Result r = Enter(lock, handle, kCall, comm); r != kSuccess) return r;
-  if (Result r = CheckNoGroup(kCall, comm); r != kSuccess) return r;
-  if (comm->state != State::kFinalized || !comm->is_observed) {
-    if (Result r = CheckReady(kCall, *comm); r != kSuccess) return r;
-  }
-  Engine::Get().Leave(*comm, State::kDestroyed);
-  return kSuccess;
-}
-
 Result ncclCommAbort(Comm handle) {
   Lock lock(Engine::Get().mutex);
   Communicator* comm;
@@ -335,7 +269,7 @@ Result ncclCommAbort(Comm handle) {
     return r;
   }
   if (Engine::Get().workers[comm->worker].abort_hangs) {
-    Engine::Get().Await(lock, [] { return false; });
+    Engine::Get().AwaitRelease(lock);
     return kSystemError;
   }
   if (Clock::now() < comm->captured_at) {
@@ -365,16 +299,12 @@ Result ncclGroupEnd() {
     if (result == kSuccess) result = CheckGroup(lock, group);
   }
   if (result != kSuccess) return result;
-  if (thread.groups_are == kFakeCaptured) return Capture(groups);
+  if (thread.captures) return Capture(groups);
   for (IssuedGroup& group : groups) {
     engine.RecordOverlaps(*group.comm);
     engine.Issue(*group.comm, std::move(group.operations));
   }
-  for (const IssuedGroup& group : groups) {
-    const Result r = WaitIfBlocking(lock, *group.comm);
-    if (result == kSuccess) result = r;
-  }
-  return result;
+  return groups.empty() ? kSuccess : kInProgress;
 }
 
 Result ncclSend(const void* data, size_t count, DataType type, int peer,
