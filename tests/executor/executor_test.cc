@@ -672,25 +672,6 @@ TEST(ExecutorTest, DirectPlanBindsAgainOnAllRanksTogether) {
   world.ExpectEveryElementRight(plan);
 }
 
-TEST(ExecutorTest, ReceiverThatDoesNotComeFailsADirectRefitAtTheDeadline) {
-  const PlanFile plan =
-      ReshardPlan({.mechanism = fb::Mechanism::kDirect}).Open();
-  LocalWorld world(plan);
-  world.Bind();
-  const auto statuses = world.OnAllRanks([&](int32_t rank) {
-    RunOptions options;
-    options.timeout = std::chrono::milliseconds(100);
-    return rank == 3 ? absl::OkStatus() : world.Refit(rank, options);
-  });
-  for (int32_t rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
-        << statuses[rank];
-    EXPECT_EQ(world.executor(rank).state(), ExecutorState::kTorn);
-  }
-  EXPECT_NE(statuses[0].message().find("rank 0: round 0: "), std::string::npos)
-      << statuses[0];
-}
-
 // In the second round a sender waits for a receiver that still waits for the
 // absent sender in the first.
 TEST(ExecutorTest, SenderThatDoesNotComeFailsADirectRefitAtTheDeadline) {

@@ -168,22 +168,6 @@ TEST_F(NcclFailureTest, RankThatIsDoneHearsOfAHangElsewhere) {
   ExpectWholeAfterConnect();
 }
 
-TEST_F(NcclFailureTest, RankThatDoesNotComeToRunEndsAtTheDeadline) {
-  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
-    return rank == 0 ? absl::OkStatus() : Refit(rank, kShort);
-  });
-  for (int32_t rank = 1; rank < 5; ++rank) {
-    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded);
-    ExpectContains(statuses[rank], "round ");
-  }
-  ExpectContains(statuses[2], "rank 2: round 0: recv of 120 bytes from rank 0");
-  // It is told when it comes, at once.
-  EXPECT_EQ(world_->executor(0).state(), ExecutorState::kBound);
-  fake_nccl_set_rank(0);
-  ExpectContains(Refit(0, kAmple), "aborted by rank ");
-  ExpectWholeAfterConnect();
-}
-
 TEST_F(NcclFailureTest, InterruptedRankEndsTheRefitOnAllRanks) {
   const auto statuses = world_->OnAllRanks([&](int32_t rank) {
     if (rank == 0) return absl::OkStatus();  // does not come
@@ -219,54 +203,6 @@ TEST_F(NcclFailureTest, RankThatClosesDuringARefitEndsItAtOnce) {
         std::string::npos)
         << statuses[rank];
   }
-}
-
-// Once the others made two calls without it, as well.
-TEST_F(NcclFailureTest, RankThatLeftRefitsOutConnectsWithTheOthers) {
-  for (int refit = 0; refit < 2; ++refit) {
-    world_->OnAllRanks([&](int32_t rank) {
-      return rank == 3 ? absl::OkStatus() : Refit(rank, kShort);
-    });
-  }
-  EXPECT_EQ(world_->executor(3).state(), ExecutorState::kBound);
-  ASSERT_TRUE(AllOk(world_->ConnectAll()));
-  EXPECT_EQ(world_->executor(3).state(), ExecutorState::kTorn);
-  world_->ExpectEveryElementRight(plan_);
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-// As a rank whose tensors moved does.
-TEST_F(NcclFailureTest, RankThatRefusesToRunEndsTheOthersAtOnce) {
-  std::vector<const void*> moved(world_->tensors[4].size());
-  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
-    if (rank != 4) return Refit(rank, kAmple);
-    RunOptions options;
-    options.addresses = moved;
-    return world_->Refit(rank, options);
-  });
-  EXPECT_EQ(statuses[4].message(), "rank 4: a tensor moved since Bind");
-  for (int32_t rank = 0; rank < 4; ++rank) {
-    ExpectContains(statuses[rank],
-                   "aborted by rank 4: a tensor moved since Bind");
-  }
-  ExpectWholeAfterConnect();
-}
-
-TEST_F(NcclFailureTest, AbortByAnyThreadEndsTheRefit) {
-  fake_nccl_hang_at(2, 0);
-  std::thread user([&] {
-    while (!fake_nccl_is_deadlocked()) std::this_thread::yield();
-    world_->transport(2).Abort(absl::CancelledError("the user's wish"));
-  });
-  const auto statuses = RefitOnAll(kAmple);
-  user.join();
-  EXPECT_EQ(statuses[2].code(), absl::StatusCode::kCancelled);
-  ExpectContains(statuses[2], "round ");
-  // Another rank may hear of it before it has a round to name.
-  for (const absl::Status& status : statuses) {
-    ExpectContains(status, "the user's wish");
-  }
-  ExpectWholeAfterConnect();
 }
 
 // Kills rank `killed` when all ranks wait, and lets its calls end when the
@@ -352,17 +288,6 @@ TEST_F(NcclFailureTest, LostControlConnectionEndsTheRefitOnAllRanks) {
        })) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
   }
-  ExpectWholeAfterRestart();
-}
-
-TEST_F(NcclFailureTest, LostControlConnectionBetweenRefitsFailsTheNext) {
-  world_->ExpectEveryElementRight(plan_);
-  BreakAControlConnection(world_->port());
-  for (const absl::Status& status : RefitOnAll(kAmple)) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
-    ExpectContains(status, " is gone: ");
-  }
-  EXPECT_EQ(fake_nccl_live_communicators(), 0);
   ExpectWholeAfterRestart();
 }
 
@@ -495,20 +420,6 @@ TEST_F(NcclDirectFailureTest, SenderThatDoesNotComeIsNamedAtTheDeadline) {
   ExpectWholeAfterConnect();
 }
 
-TEST_F(NcclDirectFailureTest, ReceiverThatDoesNotComeEndsTheOthers) {
-  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
-    return rank == 4 ? absl::OkStatus() : Refit(rank, kShort);
-  });
-  for (int32_t rank = 0; rank < 4; ++rank) {
-    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded)
-        << statuses[rank];
-  }
-  // Whoever was first to notice says it for all.
-  for (int32_t rank = 0; rank < 4; ++rank) {
-    ExpectContains(statuses[rank], "direct round with rank");
-  }
-}
-
 // Rank 0 may store into the tensors of rank 2, whose Run is refused.
 TEST_F(NcclDirectFailureTest, ARunThatFailsNamesWhoStillUsesTensors) {
   world_ = std::make_unique<NcclWorld>(plan_, ExecutorOptions(),
@@ -523,17 +434,6 @@ TEST_F(NcclDirectFailureTest, ARunThatFailsNamesWhoStillUsesTensors) {
             "rank 2: a tensor moved since Bind; rank 0 did not stop within "
             "0.1 s and may still use this rank's tensors: restart the process "
             "before you free them");
-}
-
-TEST_F(NcclDirectFailureTest, RankThatClosesDuringARefitEndsItAtOnce) {
-  const auto statuses = world_->OnAllRanks([&](int32_t rank) {
-    if (rank != 1) return Refit(rank, kAmple);
-    world_->CloseRank(rank);
-    return absl::OkStatus();
-  });
-  for (const int32_t rank : {0, 2, 3, 4}) {
-    ExpectContains(statuses[rank], "rank 1 has closed its control plane");
-  }
 }
 
 }  // namespace
