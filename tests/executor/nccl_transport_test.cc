@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "refit/worker.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
+#include "tests/executor/forwarding_control.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/transport_conformance.h"
 
@@ -305,45 +306,6 @@ TEST_F(NcclTransportTest, ThreadsThatShareAGpuNeedTwoConnectionsToIt) {
   ends_.clear();  // before their device
 }
 
-TEST_F(NcclTransportTest, AnAbortThatDoesNotReturnIsLeftBehind) {
-  using std::chrono::milliseconds;
-  ends_ = MakeNcclTransports(device_, {0, 0}, /*port=*/nullptr,
-                             /*has_secret=*/true, /*real=*/{},
-                             /*abort_time=*/milliseconds(200));
-  AddEdge(0, 1, fb::Route::kPeer);
-  ASSERT_TRUE(AllOk(Connect()));
-  fake_nccl_hang_abort(0);
-  const auto soon = [](milliseconds time) {
-    return std::chrono::steady_clock::now() + time;
-  };
-  const auto start = std::chrono::steady_clock::now();
-  ASSERT_TRUE(ends_[0]->BeginRefit(Ample(), /*is_captured=*/false).ok());
-  ASSERT_TRUE(ends_[0]->EndRefit(nullptr).ok());
-  ends_[0]->Abort(absl::CancelledError("enough"));
-  const absl::Status status = ends_[0]->Wait();
-  EXPECT_NE(status.message().find(
-                "enough; ncclCommAbort did not return within 0.2 s and its "
-                "communicator is left behind: destroy graphs that captured a "
-                "refit, if there are any, and else restart the process"),
-            std::string::npos)
-      << status;
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
-  // Connect cannot make anything anew either, and says so.
-  const auto statuses = OnAllRanks([&](int32_t rank) {
-    return ends_[rank]->Connect({}, edges_[rank], soon(milliseconds(500)));
-  });
-  EXPECT_EQ(
-      statuses[0].message(),
-      "ncclCommAbort of the last connections has not returned, which it "
-      "does not while a graph that captured a refit still exists: destroy "
-      "the graph first; if there is none, restart the process");
-  EXPECT_FALSE(statuses[1].ok());
-  ends_.clear();  // does not wait for the abort
-  fake_nccl_release();
-  // The thread that was left behind leaves the fake.
-  std::this_thread::sleep_for(milliseconds(200));
-}
-
 class NcclAbortTest : public NcclTransportTest {
  protected:
   // Two ranks, of which the first one's aborts do not return from now on.
@@ -366,9 +328,29 @@ class NcclAbortTest : public NcclTransportTest {
   const Deadline start_ = std::chrono::steady_clock::now();
 };
 
-TEST_F(NcclAbortTest, CloseDoesNotWaitForIt) {
+TEST_F(NcclAbortTest, WhatItAbortsIsLeftBehind) {
   MakeWorldOfHangingAborts();
-  EXPECT_TRUE(AllOk(Connect()));
+  ASSERT_TRUE(AllOk(Connect()));
+  ASSERT_TRUE(ends_[0]->BeginRefit(Ample(), /*is_captured=*/false).ok());
+  ASSERT_TRUE(ends_[0]->EndRefit(nullptr).ok());
+  ends_[0]->Abort(absl::CancelledError("enough"));
+  EXPECT_TRUE(absl::StrContains(
+      ends_[0]->Wait().message(),
+      "enough; ncclCommAbort did not return within 0.2 s and its communicator "
+      "is left behind: destroy graphs that captured a refit, if there are any, "
+      "and else restart the process"));
+  // Connect cannot make anything anew either, and says so.
+  const auto statuses = OnAllRanks([&](int32_t rank) {
+    return ends_[rank]->Connect(
+        {}, edges_[rank],
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(500));
+  });
+  EXPECT_EQ(
+      statuses[0].message(),
+      "ncclCommAbort of the last connections has not returned, which it "
+      "does not while a graph that captured a refit still exists: destroy "
+      "the graph first; if there is none, restart the process");
+  EXPECT_FALSE(statuses[1].ok());
 }
 
 TEST_F(NcclAbortTest, ConnectThatFailsDoesNotWaitForIt) {
@@ -413,7 +395,6 @@ TEST_F(NcclTransportTest, DirectEdgesWithoutAFenceFailOnAllRanks) {
         << status;
   }
   EXPECT_EQ(fake_nccl_live_communicators(), 0);
-  ends_.clear();
   ends_.clear();  // before their device
 }
 
@@ -602,58 +583,15 @@ TEST_F(NcclTransportTest, CallersKeepTheirCurrentDevice) {
   ends_.clear();
 }
 
-// A control plane that can be kept in BeginStep.
-class SlowControl : public ControlPlane {
+// A control plane that says when it ends.
+class FarewellControl : public ForwardingControl {
  public:
-  SlowControl(std::unique_ptr<ControlPlane> inner, std::atomic<bool>& fails,
-              std::string& log)
-      : inner_(std::move(inner)), fails_(fails), log_(log) {}
-  int32_t rank() const override { return inner_->rank(); }
-  int32_t world_size() const override { return inner_->world_size(); }
-  uint64_t BeginStep(StepPurpose purpose) override {
-    const uint64_t step = inner_->BeginStep(purpose);
-    if (step == 3) {  // after the steps of Connect and of the first refit
-      fails_ = true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      log_ += "begun;";
-    }
-    return step;
-  }
-  absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
-      std::string_view mine, std::string_view what,
-      Deadline deadline) override {
-    return inner_->Compare(mine, what, deadline);
-  }
-  absl::StatusOr<std::vector<std::string>> Exchange(
-      std::string_view mine, absl::Span<const int32_t> to,
-      absl::Span<const int32_t> from, std::string_view what,
-      Deadline deadline) override {
-    return inner_->Exchange(mine, to, from, what, deadline);
-  }
-  void Abort(const absl::Status& status) override {
-    log_ += "told;";
-    inner_->Abort(status);
-  }
-  void OnAbort(
-      std::function<void(uint64_t, const absl::Status&)> callback) override {
-    inner_->OnAbort(std::move(callback));
-  }
+  FarewellControl(std::unique_ptr<ControlPlane> inner, std::string& log)
+      : ForwardingControl(std::move(inner)), log_(log) {}
+  ~FarewellControl() override { log_ += "left;"; }
 
  private:
-  const std::unique_ptr<ControlPlane> inner_;
-  std::atomic<bool>& fails_;
   std::string& log_;
-};
-
-class FarewellControl : public SlowControl {
- public:
-  FarewellControl(std::unique_ptr<ControlPlane> inner, std::atomic<bool>& fails,
-                  std::string& log)
-      : SlowControl(std::move(inner), fails, log), farewell_(log) {}
-  ~FarewellControl() override { farewell_ += "left;"; }
-
- private:
-  std::string& farewell_;
 };
 
 // Its memory says when it is freed.
@@ -692,7 +630,6 @@ TEST_F(NcclTransportTest, CloseSaysGoodbyeBeforeItFrees) {
   EXPECT_TRUE(RunRankThreads(2, [&](int32_t rank) {
                 fake_nccl_set_rank(rank);
                 std::string log;
-                std::atomic<bool> fails;
                 TcpRendezvous mine = meeting;
                 mine.rank = rank;
                 WorkerOptions options;
@@ -700,7 +637,7 @@ TEST_F(NcclTransportTest, CloseSaysGoodbyeBeforeItFrees) {
                     std::shared_ptr<void>(), &plan);
                 options.device = std::make_shared<FreeingDevice>(log);
                 options.meeting = Meeting(std::make_unique<FarewellControl>(
-                    *ConnectTcp(mine, Ample()), fails, log));
+                    *ConnectTcp(mine, Ample()), log));
                 options.wire = Wire::kNccl;
                 options.executor.rank = rank;
                 const auto worker = *Worker::Create(std::move(options));
@@ -855,28 +792,6 @@ TEST_F(NcclMemoryUseTest, APeerThatWasNamedIsNotWaitedForAgain) {
   other.join();
 }
 
-// The first of two refits in flight fails while the second begins: that must
-// not be told before this rank is in the second's step, nor be forgotten there.
-TEST_F(NcclTransportTest, FailureWhileTheNextRefitBeginsEndsBoth) {
-  EndlessDevice device;
-  std::string log;
-  NcclOptions options;
-  options.device = &device;
-  options.meeting = Meeting(std::make_unique<SlowControl>(
-      *ConnectTcp(*LoopbackRendezvous(1), Ample()), device.fails, log));
-  options.hosts = {0};
-  auto end = *CreateNcclTransport(std::move(options));
-  ASSERT_TRUE(end->Connect({}, {}, Ample()).ok());
-  ASSERT_TRUE(end->BeginRefit(Ample(), false).ok());
-  ASSERT_TRUE(end->EndRefit(nullptr).ok());
-  absl::Status status = end->BeginRefit(Ample(), false);
-  if (status.ok()) status = end->EndRefit(nullptr);
-  if (status.ok()) status = end->Wait();
-  EXPECT_EQ(status.message(), "the refit: the device is broken");
-  EXPECT_EQ(log, "begun;told;");
-  end.reset();
-}
-
 TEST_F(NcclTransportTest, RanksThatThePlanHasTogetherAndTheWorldApart) {
   const std::vector<std::string> real = {"x", "y"};
   ends_ =
@@ -904,26 +819,6 @@ TEST_F(NcclTransportTest, RanksThatThePlanHasTogetherAndTheWorldApart) {
               std::string::npos)
         << status;
   }
-}
-
-TEST_F(NcclTransportTest, RanksThatThePlanHasApartAndTheWorldTogether) {
-  ends_ = MakeNcclTransports(device_, {0, 1, 2}, nullptr, /*has_secret=*/true,
-                             {"x", "x", "y"});
-  AddEdge(0, 1, fb::Route::kNetwork);
-  ASSERT_TRUE(AllOk(Connect()));
-  for (const auto& end : ends_) {
-    ASSERT_EQ(end->notices().size(), 1);
-    EXPECT_NE(end->notices()[0].find(
-                  "but the plan has rank 0 on host 0; rank 1 on host 1"),
-              std::string::npos)
-        << end->notices()[0];
-  }
-}
-
-TEST_F(NcclTransportTest, RefitBeforeConnectIsRefused) {
-  MakeWorld({0, 0});
-  EXPECT_EQ(ends_[0]->BeginRefit(Ample(), false).code(),
-            absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace

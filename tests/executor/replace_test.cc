@@ -17,6 +17,7 @@
 #include "runner/rank_threads.h"
 #include "runner/value_check.h"
 #include "tests/executor/fake_nccl/fake_nccl.h"
+#include "tests/executor/forwarding_control.h"
 #include "tests/executor/nccl_world.h"
 
 namespace refit {
@@ -306,37 +307,19 @@ TEST_F(ReplaceTest, AClosedWorkerIsReplacedByNothing) {
 
 // A control plane of a rank that does not hear that a refit is over: rank 0's
 // process died when it had told some of the others.
-class DeafControl : public ControlPlane {
+class DeafControl : public ForwardingControl {
  public:
   DeafControl(std::unique_ptr<ControlPlane> inner, const bool& is_deaf)
-      : inner_(std::move(inner)), is_deaf_(is_deaf) {}
-  int32_t rank() const override { return inner_->rank(); }
-  int32_t world_size() const override { return inner_->world_size(); }
-  uint64_t BeginStep(StepPurpose purpose) override {
-    return inner_->BeginStep(purpose);
-  }
-  bool TakeMissedStep() override { return inner_->TakeMissedStep(); }
+      : ForwardingControl(std::move(inner)), is_deaf_(is_deaf) {}
   absl::StatusOr<std::vector<OfRank<std::string>>> Compare(
       std::string_view mine, std::string_view what,
       Deadline deadline) override {
-    auto heard = inner_->Compare(mine, what, deadline);
+    auto heard = ForwardingControl::Compare(mine, what, deadline);
     if (!is_deaf_ || what != "end of refit") return heard;
     return absl::UnavailableError("rank 0 is gone: the connection was closed");
   }
-  absl::StatusOr<std::vector<std::string>> Exchange(
-      std::string_view mine, absl::Span<const int32_t> to,
-      absl::Span<const int32_t> from, std::string_view what,
-      Deadline deadline) override {
-    return inner_->Exchange(mine, to, from, what, deadline);
-  }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  void OnAbort(
-      std::function<void(uint64_t, const absl::Status&)> callback) override {
-    inner_->OnAbort(std::move(callback));
-  }
 
  private:
-  const std::unique_ptr<ControlPlane> inner_;
   const bool& is_deaf_;
 };
 
