@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "executor/delta/refit_versions.h"
 #include "plan/sent_ranges.h"
 #include "tests/executor/delta_world.h"
 
@@ -301,44 +300,6 @@ TEST(DeltaRefitTest, ASourceThatEndsBeforeAllHaveAcknowledgedLeavesNoBase) {
     EXPECT_TRUE(world.report().is_delta);
     EXPECT_EQ(Get(world.Tensor(3, "w"), 5), 0x2222);
   }
-}
-
-// A refit of which one rank alone did not see the end.
-TEST(DeltaRefitTest, ARankWithAnotherBaseMakesTheNextRefitDense) {
-  const PlanFile plan = MatrixPlan("true");
-  LocalFabric fabric(plan.world_size());
-  std::vector<std::unique_ptr<Transport>> transports;
-  std::vector<std::unique_ptr<RefitVersions>> versions;
-  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    transports.push_back(*fabric.CreateTransport(rank));
-    versions.push_back(std::make_unique<RefitVersions>(plan));
-  }
-  const auto agree = [&] {
-    ASSERT_TRUE(RunRankThreads(plan.world_size(), [&](int32_t rank) {
-                  const absl::Status status = versions[rank]->Agree(
-                      false, 0, *transports[rank],
-                      std::chrono::steady_clock::now() + DeltaWorld::kTimeout);
-                  EXPECT_TRUE(status.ok()) << status;
-                }).ok());
-  };
-  agree();
-  for (auto& of_rank : versions) of_rank->Commit();
-  agree();
-  EXPECT_TRUE(versions[3]->is_delta());
-  EXPECT_EQ(versions[3]->base(), 1);
-  EXPECT_EQ(versions[3]->version(), 2);
-  // Rank 2 does not come to the end.
-  for (int32_t rank : {0, 1, 3}) versions[rank]->Commit();
-  agree();
-  for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-    EXPECT_FALSE(versions[rank]->is_delta());
-    EXPECT_EQ(versions[rank]->why_dense(),
-              "the last refit failed, or rank 2 did not wait for it");
-    EXPECT_EQ(versions[rank]->version(), 3);
-    versions[rank]->Commit();
-  }
-  agree();
-  EXPECT_TRUE(versions[0]->is_delta());
 }
 
 TEST(DeltaRefitTest, CaptureIsRefused) {

@@ -1,11 +1,9 @@
 // Delta refits in staged rounds.
 #include <gtest/gtest.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,11 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "executor/delta/staged_deltas.h"
-#include "plan/schedule/rank_schedule.h"
-#include "refit/control_plane.h"
-#include "runner/rank_threads.h"
-#include "runner/world_rank.h"
 #include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_delta_world.h"
 #include "tests/plan/plan_spec.h"
@@ -505,83 +498,6 @@ TEST(StagedDeltaTest, WhatTheSourceCastsIsSentWhereItIsMarked) {
   EXPECT_EQ(std::memcmp(received, sent.data(), 2 * kElements), 0);
 }
 
-// On streams marks are read before the rounds, and cleared behind them.
-TEST(NcclStagedDeltasTest, MarksAreClearedBehindTheRounds) {
-  fake_nccl_reset();
-  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
-  std::vector<LazyDevice> devices(2);
-  const auto world = NcclDeltaWorld(plan, devices);
-  world->GiveBitmaps(0);
-  ASSERT_TRUE(Begin(*world).ok());
-  for (const uint64_t nth : {1000, 20, 1, 500}) {
-    Change(*world, nth);
-    Mark(*world, "w", nth);
-    ASSERT_TRUE(world->Refit().ok());
-    EXPECT_TRUE(world->report().is_delta);
-    EXPECT_EQ(world->report().changed_elements, (kElements + nth - 1) / nth);
-    EXPECT_TRUE(IsEqual(*world)) << nth;
-    EXPECT_FALSE(IsMarked(*world, "w")) << nth;
-  }
-  EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-}
-
-// What programs take for a GPU, though it works on the calling thread.
-class DistantDevice : public HostDevice {
- public:
-  bool IsHost() const override { return false; }
-};
-
-// As programs change values of a GPU: on the host, from where they are copied.
-TEST(NcclStagedDeltasTest, MarksOfSeveralChangesOnTheHostAddUp) {
-  fake_nccl_reset();
-  const PlanFile plan = HostsPlan("bf16", "", "", "bitmap");
-  const TcpRendezvous meeting = *LoopbackRendezvous(2);
-  std::vector<std::unique_ptr<WorldRank>> ranks(2);
-  const auto on_both = [&](const std::function<absl::Status(int32_t)>& body) {
-    ASSERT_TRUE(RunRankThreads(2, [&](int32_t rank) {
-                  fake_nccl_set_rank(rank);
-                  const absl::Status status = body(rank);
-                  EXPECT_TRUE(status.ok()) << status;
-                }).ok());
-  };
-  const auto refit = [&](int32_t rank) {
-    return ranks[rank]->Refit(/*digest=*/false, /*dense=*/false).status();
-  };
-  on_both([&](int32_t rank) -> absl::Status {
-    TcpRendezvous mine = meeting;
-    mine.rank = rank;
-    auto control = ConnectTcp(
-        mine, std::chrono::steady_clock::now() + DeltaWorld::kTimeout);
-    if (!control.ok()) return control.status();
-    auto made = WorldRank::Create(plan, *std::move(control),
-                                  std::make_shared<DistantDevice>(),
-                                  DeltaWorld::kTimeout);
-    if (!made.ok()) return made.status();
-    ranks[rank] = *std::move(made);
-    const absl::Status status = ranks[rank]->FillSources();
-    return status.ok() ? refit(rank) : status;
-  });
-  ASSERT_FALSE(HasFailure());
-  for (const int changes : {2, 1, 3}) {
-    on_both([&](int32_t rank) {
-      absl::Status status;
-      for (int i = 0; i < changes; ++i) {
-        status.Update(ranks[rank]->ChangeSources(0.001));
-      }
-      return status.ok() ? refit(rank) : status;
-    });
-    ASSERT_FALSE(HasFailure());
-    const DeltaReport& report = *ranks[0]->executor().delta_report();
-    EXPECT_EQ(report.rung, 128);
-    EXPECT_GT(report.changed_elements, 0.0005 * kElements * changes);
-    EXPECT_LT(report.changed_elements, 0.0015 * kElements * changes);
-  }
-  on_both([&](int32_t rank) {
-    ranks[rank].reset();
-    return absl::OkStatus();
-  });
-}
-
 // Over the fake libnccl, on devices that work on streams.
 class NcclStagedDeltaTest : public testing::Test {
  protected:
@@ -692,39 +608,6 @@ TEST(StagedDeltaTest, ARefitMayEndBetweenTwoStagedRounds) {
   EXPECT_TRUE(IsEqual(world));
 }
 
-// By rank: the source, then the destination. On CPUs nothing overlaps.
-TEST(StagedDeltaTest, TimesAreThoseOfEachPart) {
-  const PlanFile plan = RowsPlan(32768);
-  DeltaWorld world(plan);
-  ASSERT_TRUE(Begin(world).ok());
-  for (const uint64_t nth : {0, 1000, 1}) {  // dense, 1/128 and whole
-    if (nth > 0) Change(world, nth);
-    ASSERT_TRUE(world.Refit({.dense = nth == 0}).ok());
-    for (const int32_t rank : {0, 1}) {
-      const DeltaReport& report = world.report(rank);
-      EXPECT_EQ(report.is_delta, nth > 0);
-      EXPECT_EQ(report.find_seconds > 0, rank == 0 && nth > 0) << nth;
-      EXPECT_EQ(report.encode_seconds > 0, rank == 0) << nth;
-      EXPECT_GT(report.wire_seconds, 0) << nth;
-      EXPECT_EQ(report.apply_seconds > 0, rank == 1) << nth;
-      EXPECT_EQ(report.check_seconds > 0, nth > 0) << nth;
-      EXPECT_LE(report.find_seconds + report.encode_seconds +
-                    report.wire_seconds + report.apply_seconds,
-                report.move_seconds)
-          << nth;
-      // Nothing is told twice: the parts are within the total.
-      EXPECT_GT(report.agree_seconds, 0) << nth;
-      EXPECT_LE(report.agree_seconds + report.find_seconds +
-                    report.encode_seconds + report.wire_seconds +
-                    report.apply_seconds + report.keep_seconds +
-                    report.check_seconds,
-                report.total_seconds)
-          << nth;
-      EXPECT_EQ(report.change_rate().has_value(), rank == 0 && nth > 0) << nth;
-    }
-  }
-}
-
 TEST(StagedDeltaTest, EachRoundAddsToTheTimes) {
   const PlanFile plan = RowsPlan(32768);
   for (const int32_t rank : {0, 1}) {
@@ -744,126 +627,6 @@ TEST(StagedDeltaTest, EachRoundAddsToTheTimes) {
       EXPECT_GE(report.check_seconds, 1);
       EXPECT_EQ(report.keep_seconds, 1);
     }
-  }
-}
-
-// Staged rounds that share staging, in slots: each waits for what it needs.
-// Small messages travel whole, in rows of one end: those of "a" are packed,
-// those of "b" unpacked.
-TEST(NcclStagedDeltasTest, RoundsReuseTheirStagingInOrder) {
-  constexpr uint64_t kRows = 32768;
-  for (const int slots : {1, 2, 3}) {
-    fake_nccl_reset();
-    const PlanFile plan =
-        PlanOfJob(absl::StrCat(R"job({
-      "model": {"parameters": [
-        {"name": "w", "shape": [32768, 256], "dtype": "bf16"},
-        {"name": "a", "shape": [4, 4], "dtype": "bf16"},
-        {"name": "b", "shape": [4, 4], "dtype": "bf16"}]},
-      "source": {"layout": "generic", "meshes": {"m": {"axes": {"a": 2}}},
-        "tensors": [
-          {"match": "b", "mesh": "m", "placements": ["Shard(1)"]},
-          {"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
-      "destination": {"layout": "generic",
-        "meshes": {"m": {"axes": {"a": 2}, "ranks": [0, 1]},
-                   "n": {"axes": {"a": 2}, "ranks": [2, 3]},
-                   "o": {"axes": {"a": 2}, "ranks": [4, 5]}},
-        "tensors": [
-          {"match": "a", "mesh": "n", "placements": ["Shard(1)"]},
-          {"match": "b", "mesh": "o", "placements": ["Shard(0)"]},
-          {"match": "*", "mesh": "m", "placements": ["Shard(1)"]}]},
-      "topology": {"gpus_per_host": 1},
-      "options": {"delta": {"dense_every": 0}, "bucket_bytes": 65536,
-                  "staging_bytes": )job",
-                               262144 * slots, "}}"),
-                  "", [&](Limits& limits) { limits.slots = slots; });
-    std::vector<LazyDevice> devices(8);
-    const auto world = NcclDeltaWorld(plan, devices);
-    const auto at = [&](int32_t rank, const char* name) {
-      return static_cast<uint16_t*>(world->Tensor(rank, name).data);
-    };
-    const auto fill = [&](uint16_t seed) {
-      for (int32_t rank = 0; rank < 2; ++rank) {
-        const BoundTensor& tensor = world->Tensor(rank, "w");
-        uint16_t* const values = at(rank, "w");
-        for (uint64_t i = 0; i < tensor.size_bytes / 2; ++i) {
-          if (seed == 0 || i % 11 == seed) {
-            values[i] = static_cast<uint16_t>(rank * 32768 + i * 7 + seed);
-          }
-        }
-        for (uint64_t i = 0; i < 8; ++i) {
-          at(rank, "a")[i] =
-              static_cast<uint16_t>(rank * 1000 + seed * 100 + i);
-          at(rank, "b")[i] =
-              static_cast<uint16_t>(rank * 2000 + seed * 100 + i);
-        }
-      }
-    };
-    fill(0);
-    ASSERT_TRUE(world->Start().ok());
-    ASSERT_TRUE(world->Refit().ok());
-    for (uint16_t refit = 1; refit < 4; ++refit) {
-      fill(refit);
-      ASSERT_TRUE(world->Refit().ok());
-      EXPECT_EQ(world->report().rung, 8);
-      EXPECT_GT(world->executor(0).counters().rounds, 3);
-      // Rows of one half of the columns each.
-      for (uint32_t row = 0; row < kRows; ++row) {
-        const uint16_t* const sent =
-            at(static_cast<int32_t>(row / (kRows / 2)), "w") +
-            row % (kRows / 2) * 256;
-        for (int32_t half = 0; half < 2; ++half) {
-          const uint16_t* const received = at(2 + half, "w") + row * 128;
-          ASSERT_EQ(std::memcmp(received, sent + half * 128, 256), 0)
-              << slots << " slots, row " << row;
-        }
-      }
-      for (uint64_t row = 0; row < 4; ++row) {
-        for (uint64_t column = 0; column < 4; ++column) {
-          ASSERT_EQ(
-              at(4 + static_cast<int32_t>(column / 2),
-                 "a")[row * 2 + column % 2],
-              at(static_cast<int32_t>(row / 2), "a")[row % 2 * 4 + column])
-              << slots << " slots, row " << row;
-          ASSERT_EQ(
-              at(6 + static_cast<int32_t>(row / 2), "b")[row % 2 * 4 + column],
-              at(static_cast<int32_t>(column / 2), "b")[row * 2 + column % 2])
-              << slots << " slots, row " << row;
-        }
-      }
-    }
-    EXPECT_EQ(fake_nccl_violations(), 0) << fake_nccl_first_violation();
-  }
-}
-
-double CpuSecondsOfThisThread() {
-  timespec time = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) +
-         1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-// The enqueuer asks in each round, so to look at all messages would take a time
-// quadratic in the rounds: a third of a second here.
-TEST(StagedDeltaTest, EachRefitIsWholeOrCodedAsItsRungSays) {
-  constexpr size_t kRounds = size_t{1} << 13;
-  const PlanFile plan = RowsPlan(kRounds * 2048);
-  const RankSchedule schedule(plan, 0);
-  ASSERT_EQ(schedule.operations().size(), kRounds);
-  StagedDeltas deltas(plan, 0, schedule);
-  HostDevice device;
-  std::vector<std::byte> staging(schedule.staging_bytes());
-  ASSERT_TRUE(
-      deltas.Bind(schedule.operations(), staging.data(), {}, {}, device).ok());
-  for (const size_t rung : {size_t{0}, deltas.rungs()}) {
-    deltas.Take(rung);
-    size_t whole = 0;
-    const double start = CpuSecondsOfThisThread();
-    for (size_t round = 0; round < kRounds; ++round) {
-      whole += deltas.TakesWhole() ? 1 : 0;
-    }
-    EXPECT_LT(CpuSecondsOfThisThread() - start, 0.05);
-    EXPECT_EQ(whole, rung == deltas.rungs() ? kRounds : 0);
   }
 }
 
