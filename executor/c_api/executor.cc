@@ -15,10 +15,6 @@
 namespace refit {
 namespace {
 
-static_assert(REFIT_ROUTE_LOCAL == static_cast<int>(fb::Route::kLocal));
-static_assert(REFIT_ROUTE_NETWORK == static_cast<int>(fb::Route::kNetwork));
-static_assert(REFIT_MECHANISM_DIRECT ==
-              static_cast<int>(fb::Mechanism::kDirect));
 static_assert(REFIT_NOTICE_HOSTS == static_cast<int>(NoticeKind::kHosts));
 static_assert(REFIT_NOTICE_NOT_DELTA ==
               static_cast<int>(NoticeKind::kNotDelta));
@@ -43,10 +39,8 @@ absl::Status CreateExecutor(const refit_executor_options& options,
                             refit_executor*& executor) {
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
-  status.Update(CheckReserved(options.reserved));
   status.Update(
       CheckFlags({{"without_graph", options.without_graph},
-                  {"time_rounds", options.time_rounds},
                   {"without_memory_watch", options.without_memory_watch}}));
   if (status.ok()) status = CheckRank(*options.plan, options.rank);
   if (!status.ok()) return status;
@@ -58,7 +52,6 @@ absl::Status CreateExecutor(const refit_executor_options& options,
       .wire = *wire,
       .executor = {.rank = options.rank,
                    .graph = options.without_graph == 0,
-                   .time_rounds = options.time_rounds != 0,
                    .watch_memory = options.without_memory_watch == 0}};
   if (options.rendezvous != nullptr) made_of.meeting = options.rendezvous->tcp;
   if (options.fabric != nullptr) made_of.fabric = options.fabric->fabric;
@@ -269,17 +262,6 @@ refit_notice ToC(const Notice& notice) {
           .text = notice.text.c_str()};
 }
 
-refit_round ToC(const RoundMeasurement& round) {
-  return {.struct_size = sizeof(refit_round),
-          .round = round.round,
-          .route = static_cast<refit_route>(round.route),
-          .mechanism = static_cast<refit_mechanism>(round.mechanism),
-          .reserved = 0,
-          .bytes_sent = round.bytes_sent,
-          .bytes_received = round.bytes_received,
-          .seconds = round.seconds};
-}
-
 // Shows each of what the executor's `list` holds.
 template <typename Element, typename Visitor>
 refit_status* VisitEach(const refit_executor* executor,
@@ -385,22 +367,7 @@ refit_status* refit_executor_replace(refit_executor* executor,
 
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
-                                  int64_t timeout_ms) {
-  return Guarded({{"executor", executor}}, [&] {
-    return refit::Bind(executor, tensors, count,
-                       {.struct_size = sizeof(refit_bind_options),
-                        .timeout_ms = timeout_ms,
-                        .hooks = nullptr,
-                        .hook_count = 0,
-                        .changes = nullptr,
-                        .changes_count = 0});
-  });
-}
-
-refit_status* refit_executor_bind_with(refit_executor* executor,
-                                       const refit_tensor* tensors,
-                                       size_t count,
-                                       const refit_bind_options* options) {
+                                  const refit_bind_options* options) {
   return Guarded({{"executor", executor}}, [&]() -> absl::Status {
     refit_bind_options known = {};
     if (options != nullptr) {
@@ -537,12 +504,6 @@ refit_status* refit_executor_delta_report(const refit_executor* executor,
         }
         return refit::Fill(refit::ToC(*last), "refit_delta_report", report);
       });
-}
-
-refit_status* refit_executor_visit_rounds(const refit_executor* executor,
-                                          refit_round_visitor visit,
-                                          void* context) {
-  return refit::VisitEach(executor, &refit::Executor::rounds, visit, context);
 }
 
 refit_status* refit_executor_visit_notices(const refit_executor* executor,

@@ -30,25 +30,7 @@ refit_status* refit_device_create_cuda(int32_t ordinal, refit_device** device) {
   });
 }
 
-int32_t refit_cuda_device_count(void) { return refit::CudaDeviceCount(); }
-
 void refit_device_free(refit_device* device) { delete device; }
-
-refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
-                                          int32_t rank, int32_t world_size,
-                                          refit_rendezvous** rendezvous) {
-  return Guarded(
-      rendezvous, "rendezvous", {{"host", host}}, [&]() -> absl::Status {
-        absl::StatusOr<std::string> secret = refit::SecretFromEnvironment();
-        if (!secret.ok()) return secret.status();
-        *rendezvous = new refit_rendezvous{{.host = host,
-                                            .port = port,
-                                            .rank = rank,
-                                            .world_size = world_size,
-                                            .secret = *std::move(secret)}};
-        return absl::OkStatus();
-      });
-}
 
 refit_status* refit_unique_id_create(char id[REFIT_UNIQUE_ID_BYTES]) {
   return Guarded({{"id", id}}, [&] {

@@ -184,24 +184,12 @@ refit_status* refit_device_create_host(refit_device** device);
  * no driver; REFIT_UNIMPLEMENTED, a library that was built without CUDA. */
 refit_status* refit_device_create_cuda(int32_t ordinal, refit_device** device);
 
-/* 0 without a driver or a GPU, and in a library that was built without CUDA. */
-int32_t refit_cuda_device_count(void);
-
 void refit_device_free(refit_device* device);
 
 /* Where ranks meet */
 
-/* A network address: rank 0 listens there, the others connect. */
+/* Where rank 0, or a host of the meeting, listens, and the others connect. */
 typedef struct refit_rendezvous refit_rendezvous;
-
-/* `host` is rank 0's name or address. The secret that lets ranks in is
- * REFIT_SECRET, or in the file that REFIT_SECRET_FILE names; without one
- * whoever reaches `host` is let in (docs/operations.md, "Who may join"). Error:
- * REFIT_INVALID_ARGUMENT, one of these variables. What is wrong with the
- * arguments, refit_executor_create or refit_executor_connect tells. */
-refit_status* refit_rendezvous_create_tcp(const char* host, uint16_t port,
-                                          int32_t rank, int32_t world_size,
-                                          refit_rendezvous** rendezvous);
 
 /* A meeting for whoever starts the ranks to hand out, as NCCL's unique ids are:
  * the process that is to be rank 0 makes the id, every rank makes a rendezvous
@@ -230,8 +218,10 @@ refit_status* refit_rendezvous_create_unique_id(
     refit_rendezvous** rendezvous);
 
 /* Reads the variables of torchrun, Open MPI or SLURM; docs/operations.md lists
- * them. Error: REFIT_INVALID_ARGUMENT, naming the variable, what it is and what
- * it should be. */
+ * them. The secret that lets ranks in is REFIT_SECRET, or in the file that
+ * REFIT_SECRET_FILE names; without one whoever reaches rank 0 is let in
+ * (docs/operations.md, "Who may join"). Error: REFIT_INVALID_ARGUMENT, naming
+ * the variable, what it is and what it should be. */
 refit_status* refit_rendezvous_from_environment(refit_rendezvous** rendezvous);
 
 /* This process's number on its host, from the same launchers. Errors as
@@ -275,17 +265,12 @@ typedef struct refit_executor_options {
   /* One of the two. */
   const refit_rendezvous* rendezvous;
   refit_local_fabric* fabric;
-  int32_t rank;     /* global; the rendezvous' where there is one */
-  int32_t reserved; /* must be 0 */
-  /* Each is 0 or 1. */
+  int32_t rank; /* global; the rendezvous' where there is one */
   /* 1: a GPU's rounds are enqueued one by one at each run. 0: bind records the
    * rounds of a rank if all are direct, and run launches them as one CUDA
    * graph. After a connect the next run records them. Not by ranks that share
    * their GPU in direct rounds. Ranks may differ. */
   int32_t without_graph;
-  /* 1: measures every round, for refit_executor_visit_rounds; this leaves the
-   * graph out. */
-  int32_t time_rounds;
   /* 1: run does not ask a GPU's driver whether the tensors' memory was freed
    * since the bind. 0: it does, with one question per allocation. */
   int32_t without_memory_watch;
@@ -426,34 +411,6 @@ typedef struct refit_counters {
   uint64_t fused_elements;
 } refit_counters;
 
-typedef int32_t refit_route;
-enum {
-  REFIT_ROUTE_LOCAL = 1,  /* between ranks that share a GPU */
-  REFIT_ROUTE_PEER = 2,   /* or a host */
-  REFIT_ROUTE_NETWORK = 3 /* or neither */
-};
-
-typedef int32_t refit_mechanism;
-enum {
-  REFIT_MECHANISM_STAGED = 0,
-  REFIT_MECHANISM_DIRECT = 1 /* one rank uses the other's tensors */
-};
-
-/* What one rank did in one round of the last run. */
-typedef struct refit_round {
-  size_t struct_size;
-  uint32_t round;
-  refit_route route;
-  refit_mechanism mechanism;
-  int32_t reserved; /* 0 */
-  uint64_t bytes_sent;
-  uint64_t bytes_received;
-  /* From the start of packing to the end of unpacking, with waits for others.
-   * Rounds overlap. 0 for a direct round in which peers move this rank's bytes
-   * without signalling completion. */
-  double seconds;
-} refit_round;
-
 /* Makes the executor of one rank. Nothing is sent or allocated on the device
  * yet. Errors: REFIT_INVALID_ARGUMENT (no such rank, another number of ranks
  * than the plan has, a fabric with a CUDA device, both ways to meet or none),
@@ -478,23 +435,6 @@ void refit_executor_free(refit_executor* executor);
  * connect that failed it may be called again, on all ranks. */
 refit_status* refit_executor_connect(refit_executor* executor,
                                      int64_t timeout_ms);
-
-/* Takes the rank's tensors, checks each against the plan and prepares all
- * copies. All elements of `tensors` have one struct_size. Their memory must
- * stay in place until the next bind or the end of the executor; the array need
- * not. A tensor that the plan skips as a whole may be left out.
- *
- * Bind again when tensors move. The first bind is collective. Later ones are
- * collective if the plan has direct rounds, and local to the rank if it has
- * none. A refused bind leaves the earlier one in place. Errors of a refusal:
- * REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong dtype,
- * shape or size, memory that overlaps, a bitmap of changes where the plan takes
- * none, a post-hook that nobody does: all problems in one message),
- * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
- * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
-refit_status* refit_executor_bind(refit_executor* executor,
-                                  const refit_tensor* tensors, size_t count,
-                                  int64_t timeout_ms);
 
 /* What is done after each refit, before the worker serves, to a tensor that the
  * refit wrote with the source's values: `name` says what ("negative-exp"),
@@ -559,13 +499,24 @@ typedef struct refit_bind_options {
   size_t changes_count;
 } refit_bind_options;
 
-/* refit_executor_bind with options, which may be NULL. The executor does the
- * arithmetic post-hooks that the caller does not name; any other hook that is
- * not named refuses the bind. */
-refit_status* refit_executor_bind_with(refit_executor* executor,
-                                       const refit_tensor* tensors,
-                                       size_t count,
-                                       const refit_bind_options* options);
+/* Takes the rank's tensors, checks each against the plan and prepares all
+ * copies. All elements of `tensors` have one struct_size. Their memory must
+ * stay in place until the next bind or the end of the executor; the array need
+ * not. A tensor that the plan skips as a whole may be left out. `options` may
+ * be NULL. The executor does the arithmetic post-hooks that the caller does not
+ * name; any other hook that is not named refuses the bind.
+ *
+ * Bind again when tensors move. The first bind is collective. Later ones are
+ * collective if the plan has direct rounds, and local to the rank if it has
+ * none. A refused bind leaves the earlier one in place. Errors of a refusal:
+ * REFIT_INVALID_ARGUMENT (missing, unexpected or duplicate names, wrong dtype,
+ * shape or size, memory that overlaps, a bitmap of changes where the plan takes
+ * none, a post-hook that nobody does: all problems in one message),
+ * REFIT_FAILED_PRECONDITION (memory that cannot be shared; wrong state),
+ * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
+refit_status* refit_executor_bind(refit_executor* executor,
+                                  const refit_tensor* tensors, size_t count,
+                                  const refit_bind_options* options);
 
 typedef struct refit_replacement {
   size_t struct_size;
@@ -702,14 +653,6 @@ refit_status* refit_executor_counters(const refit_executor* executor,
  * REFIT_INVALID_ARGUMENT, a struct_size that is none. */
 refit_status* refit_executor_delta_report(const refit_executor* executor,
                                           refit_delta_report* report);
-
-/* Calls `visit` with each of this rank's rounds in the last refit that was
- * waited for and succeeded; with none unless time_rounds is set. A round is
- * valid during its call only; `visit` must not throw. */
-typedef void (*refit_round_visitor)(const refit_round* round, void* context);
-refit_status* refit_executor_visit_rounds(const refit_executor* executor,
-                                          refit_round_visitor visit,
-                                          void* context);
 
 typedef int32_t refit_notice_kind;
 enum {
