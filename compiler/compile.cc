@@ -270,7 +270,11 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
        .time_passes = options.time_passes,
        .shown = &shown,
        .log = options.log,
-       .passed = [&](std::string_view pass) { times.Done(pass); }},
+       .passed =
+           [&](std::string_view pass, const Module& passed) {
+             times.Done(pass);
+             if (options.passed) options.passed(pass, passed);
+           }},
       module);
   // What passes made of a job with errors is shown as well.
   const auto fail = [&](absl::Status why) {
@@ -346,7 +350,7 @@ class Contest {
           const CompileOptions& options, Draft draft)
       : job_(job),
         inputs_(inputs),
-        quiet_({.print_after = options.print_after}),
+        quiet_({.print_after = options.print_after, .passed = options.passed}),
         limits_(limits),
         draft_(std::move(draft)) {}
 
@@ -476,7 +480,8 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
     const auto draft_anew = [&] {
-      const CompileOptions quiet = {.print_after = options.print_after};
+      const CompileOptions quiet = {.print_after = options.print_after,
+                                    .passed = options.passed};
       PassTimes unheard(quiet);
       Diagnostics unread;
       absl::StatusOr<Draft> other =

@@ -6,6 +6,7 @@
 #include <functional>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,8 @@ struct CompileOptions {
   // Changes what becomes of the job's options: for tests of plans that no job
   // asks for.
   std::function<void(Limits&)> change_limits = {};
+  // Called after each pass of each draft: for tests of what passes ensure.
+  std::function<void(std::string_view pass, const Module& module)> passed = {};
 };
 
 // Compiles and proves `job`. The same job gives the same bytes.

@@ -156,7 +156,7 @@ struct PipelineOptions {
   std::ostream* shown = nullptr;  // where print_after goes; not owned
   std::ostream* log = nullptr;    // where time_passes goes; not owned
   // Called after each pass; may be empty.
-  std::function<void(std::string_view pass)> passed = {};
+  std::function<void(std::string_view pass, const Module& module)> passed = {};
 };
 
 // Runs every pass until one fails or reports a user's mistake.

@@ -67,7 +67,7 @@ absl::Status RunPipeline(const PassOptions& options,
       *pipeline.log << absl::StrFormat("%-20s %9.3f ms\n", pass.name,
                                        elapsed.count());
     }
-    if (pipeline.passed) pipeline.passed(pass.name);
+    if (pipeline.passed) pipeline.passed(pass.name, module);
     // Both sides are laid out before their mistakes are reported, so that one
     // run shows both.
     const bool report = pass.run != LayOutSource;

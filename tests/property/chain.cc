@@ -21,6 +21,7 @@
 #include "simulator/simulation.h"
 #include "tests/compiler/temporary_directory.h"
 #include "tests/executor/refit_order.h"
+#include "tests/property/module_check.h"
 
 namespace refit {
 namespace {
@@ -45,8 +46,14 @@ Compiled CompileText(const std::string& text,
             .error = absl::StrCat("ReadJob: ",
                                   directory.Relative(diagnostics.Render()))};
   }
-  absl::StatusOr<std::vector<uint8_t>> bytes =
-      Compile(*job, {.change_limits = change_limits}, diagnostics);
+  ModuleCheck check;
+  absl::StatusOr<std::vector<uint8_t>> bytes = Compile(
+      *job,
+      {.change_limits = change_limits,
+       .passed = [&](std::string_view pass,
+                     const Module& module) { check.After(pass, module); }},
+      diagnostics);
+  if (!check.mistake().empty()) return {.bytes = {}, .error = check.mistake()};
   if (!bytes.ok()) {
     return {.bytes = {},
             .error = absl::StrCat("Compile: ", bytes.status().ToString(), "\n",
