@@ -57,20 +57,29 @@ install_frameworks() {
   "$venv/bin/python" -c 'import matplotlib' 2>/dev/null || fetch matplotlib
 }
 
+# The package alone, at -O1, which compiles faster, unless a release was configured here before.
+refit=build/release
+if [ ! -f "$refit/build.ninja" ]; then refit=build/grpo/refit; fi
 build_refit() {
-  tests/install.sh
   tests/python_venv.sh
-  if [ ! -f build/release/build.ninja ]; then
-    cmake --preset release -DREFIT_CUDA=OFF -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON
+  if [ ! -f "$refit/build.ninja" ]; then
+    cmake -G Ninja -S . -B "$refit" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DREFIT_CUDA=OFF \
+      -DREFIT_BUILD_TESTS=OFF -DREFIT_PYTHON_PACKAGE=ON -DREFIT_PRECOMPILE=ON -DCMAKE_UNITY_BUILD=ON
   fi
-  cmake --build --preset release --target refit_package
+  cmake --build "$refit" --target refit_package
+}
+# Downloads leave most of a CPU to the compiler.
+set_up() {
+  build_refit &
+  install_frameworks
+  wait $!
 }
 
-waiting "vLLM and TRL are installed (2.5 GB to download)" 180 install_frameworks
-waiting "Refit's package is built" 300 build_refit
+waiting "packages of the distribution are there" 30 tests/install.sh
+waiting "vLLM and TRL are installed (2.5 GB to download), and Refit's package is built" 300 set_up
 # vLLM finds refit.vllm by the entry point of an installed package; the build tree's is told here.
 site=build/grpo/site
 rm -rf "$site"
 mkdir -p "$site"
 build/venv-trl/bin/python tests/engines/entry_points.py "$site"
-PYTHONPATH=$PWD/build/release/python:$PWD/$site exec build/venv-trl/bin/python examples/grpo/grpo.py "$@"
+PYTHONPATH=$PWD/$refit/python:$PWD/$site exec build/venv-trl/bin/python examples/grpo/grpo.py "$@"
