@@ -13,18 +13,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "control/compared_structs.h"
 #include "control/log.h"
 #include "control/own_thread.h"
 #include "control/waiting.h"
 #include "executor/device/host_identity.h"
 #include "executor/transport/enqueued_rounds.h"
-#include "executor/transport/handshake.h"
 #include "executor/transport/last_words.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
 #include "executor/transport/nccl_connector.h"
-#include "executor/transport/refit_supervisor.h"
+#include "executor/transport/supervised_transport.h"
 
 namespace refit {
 namespace {
@@ -125,41 +123,27 @@ static void LeaveBehind(std::vector<NcclLinks::Touch> touches) {
 // The supervisor knows how far a refit is. If it fails, on this rank or, as the
 // control plane's thread hears, on another one, the supervisor's thread stops
 // it: only then do the calls of this rank return, and the next step begins.
-class NcclTransport : public Transport, private Fence {
+class NcclTransport : public SupervisedTransport, private Fence {
  public:
   explicit NcclTransport(NcclOptions options)
-      : options_(std::move(options)),
-        supervisor_(
-            {.begin_step =
-                 [this](StepPurpose p) { return control().BeginStep(p); },
-             .tell = [this](const absl::Status& s) { control().Abort(s); },
-             .probe = [this](bool is_enqueued) { return Probe(is_enqueued); },
+      : SupervisedTransport(
+            std::move(options.meeting),
+            {.probe = [this](bool is_enqueued) { return Probe(is_enqueued); },
              .stop = [this](bool is_enqueued) { return StopWork(is_enqueued); },
              // A new thread's current GPU is the first. A rank on another GPU
              // would make a context there: 0.2 s under the supervisor's lock,
              // and memory.
              .begin_thread = [this] { (void)device().MakeThreadOwn(); },
-             .device_failure = [this] { return ended_->Failure(); }}) {
-    options_.meeting.OnAbort([this](uint64_t step, const absl::Status& s) {
-      supervisor_.Hear(step, s);
-    });
-  }
+             .device_failure = [this] { return ended_->Failure(); }}),
+        options_(std::move(options)) {}
   ~NcclTransport() override {
     (void)NcclTransport::Leave();
     (void)EndLinks(links_, Now() + options_.abort_time);
   }
 
-  int32_t rank() const override { return options_.meeting.rank(); }
-  int32_t world_size() const override { return options_.meeting.world_size(); }
   absl::Status Connect(const HandshakeRecord& record,
                        absl::Span<const Edge> edges,
                        Deadline deadline) override;
-  absl::Status Handshake(const HandshakeRecord& record,
-                         Deadline deadline) override;
-  bool TakeMissedStep() override { return options_.meeting.TakeMissedStep(); }
-  absl::StatusOr<std::vector<std::string>> ExchangeBytes(
-      std::string_view mine, absl::Span<const int32_t> to,
-      absl::Span<const int32_t> from, Deadline deadline) override;
   Fence* fence() override { return links_.fence == nullptr ? nullptr : this; }
   std::vector<std::string> notices() const override { return links_.notices; }
   void OnBreak(std::function<void()> callback) override {
@@ -173,7 +157,6 @@ class NcclTransport : public Transport, private Fence {
     return WithUsers(supervisor_.AwaitOver());
   }
   absl::Status Wait() override;
-  void Abort(const absl::Status& status) override { supervisor_.Abort(status); }
   absl::Status Leave() override;
 
  private:
@@ -201,7 +184,6 @@ class NcclTransport : public Transport, private Fence {
     return Outcome(links_.fence->ObserveAbort(s));
   }
 
-  ControlPlane& control() { return options_.meeting.control(); }
   Device& device() { return *options_.device; }
   absl::Status MakeTools();
   absl::Status MakeAbortThreads(absl::Span<const Edge> edges);
@@ -257,8 +239,6 @@ class NcclTransport : public Transport, private Fence {
   // NCCL puts a group of the rank's thread into a capture. Guarded by mutex_.
   bool captures_group_ = false;
   std::condition_variable group_is_captured_;
-
-  RefitSupervisor supervisor_;  // ends before what it uses
 };
 
 absl::Status NcclTransport::Leave() {
@@ -270,7 +250,7 @@ absl::Status NcclTransport::Leave() {
   }
   // Before anything that its callback touches is gone. Those that use this
   // rank's memory hear of it, and stop.
-  options_.meeting.Close();
+  meeting_.Close();
   const std::string text = AwaitUnused();
   links_.use.reset();
   if (text.empty()) return absl::OkStatus();
@@ -498,7 +478,7 @@ absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
 absl::Status NcclTransport::Connect(const HandshakeRecord& record,
                                     absl::Span<const Edge> edges,
                                     Deadline deadline) {
-  absl::Status status = options_.meeting.Meet(deadline);
+  absl::Status status = meeting_.Meet(deadline);
   if (!status.ok()) return status;
   status = supervisor_.Disconnect(deadline);
   if (status.ok()) status = EndLinks(links_, deadline);
@@ -532,24 +512,6 @@ absl::Status NcclTransport::EndLinks(NcclLinks& links, Deadline deadline) {
   links.world.reset();
   links.broadcasts.clear();
   return absl::OkStatus();
-}
-
-absl::Status NcclTransport::Handshake(const HandshakeRecord& record,
-                                      Deadline deadline) {
-  if (absl::Status s = supervisor_.Enter(deadline, PurposeOf(record.stage));
-      !s.ok()) {
-    return s;
-  }
-  const auto records =
-      CompareStructs(control(), record, NameOf(record.stage), deadline);
-  return records.ok() ? CompareRecords(*records) : records.status();
-}
-
-absl::StatusOr<std::vector<std::string>> NcclTransport::ExchangeBytes(
-    std::string_view mine, absl::Span<const int32_t> to,
-    absl::Span<const int32_t> from, Deadline deadline) {
-  if (absl::Status s = supervisor_.Enter(deadline); !s.ok()) return s;
-  return control().Exchange(mine, to, from, "sharing", deadline);
 }
 
 absl::Status NcclTransport::BeginRefit(Deadline deadline, bool is_captured) {

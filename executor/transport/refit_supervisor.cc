@@ -77,8 +77,10 @@ absl::Status RefitSupervisor::Enter(Deadline deadline, StepPurpose purpose) {
 }
 
 void RefitSupervisor::EnterStep(Lock& lock, StepPurpose purpose) {
-  changed_.wait(
-      lock, [&] { return telling_ == 0 && !(IsUnderWay() && !failure_.ok()); });
+  changed_.wait(lock, [&] {
+    const bool is_stopped = !IsUnderWay() || failure_.ok();
+    return telling_ == 0 && (is_stopped || !thread_.joinable());
+  });
   const RefitPhase before = std::exchange(phase_, RefitPhase::kEntering);
   lock.unlock();
   const uint64_t step = actions_.begin_step(purpose);
@@ -225,11 +227,10 @@ void RefitSupervisor::Hear(uint64_t step, const absl::Status& status) {
     heard_step_ = step;
     heard_ = status;
     // EnterStep takes up what is heard of a later step.
-    if (step == step_ && phase_ != RefitPhase::kDeciding && failure_.ok()) {
-      failure_ = status;
+    if (step == step_ && phase_ != RefitPhase::kDeciding) {
+      SetFailure(status, /*is_untold=*/false);
     }
   }
-  changed_.notify_all();
 }
 
 void RefitSupervisor::Abort(const absl::Status& status) {
@@ -241,10 +242,11 @@ void RefitSupervisor::Abort(const absl::Status& status) {
 }
 
 // The first failure of a step counts.
-void RefitSupervisor::SetFailure(const absl::Status& status) {
+void RefitSupervisor::SetFailure(const absl::Status& status, bool is_untold) {
   if (!failure_.ok()) return;
   failure_ = status;
-  is_untold_ = true;
+  is_untold_ = is_untold;
+  if (actions_.wake) actions_.wake();
   changed_.notify_all();
 }
 
@@ -267,6 +269,7 @@ void RefitSupervisor::Tell(Lock& lock, absl::Status status) {
 void RefitSupervisor::AwaitStopped(Lock& lock) {
   changed_.notify_all();
   TellFailure(lock);
+  if (!thread_.joinable() && IsUnderWay()) Stop(lock);
   changed_.wait(lock, [&] { return !IsUnderWay() || is_captured_; });
 }
 

@@ -1,5 +1,6 @@
 // RefitSupervisor: what one rank's refit is doing, and the thread that ends one
-// that fails. It knows no NCCL and no GPU; the transport gives it functions.
+// that fails. It knows no NCCL, no UCX and no GPU; the transport gives it
+// functions.
 #ifndef REFIT_EXECUTOR_TRANSPORT_REFIT_SUPERVISOR_H_
 #define REFIT_EXECUTOR_TRANSPORT_REFIT_SUPERVISOR_H_
 
@@ -44,26 +45,31 @@ enum class RefitPhase : uint8_t {
 // Disconnect are calls of the rank's own thread; the others may come from any
 // thread. A failure belongs to the step of the control plane in which it is
 // found. Once there is one, the supervisor's thread tells the other ranks and
-// stops the work; the calls of the rank return after that.
+// stops the work; the calls of the rank return after that. Without Start there
+// is no thread: the rank's own calls do this, where all its work is in them.
 class RefitSupervisor {
  public:
   struct Actions {
     // Begins a step of the control plane and returns its number.
-    std::function<uint64_t(StepPurpose)> begin_step;
+    std::function<uint64_t(StepPurpose)> begin_step = nullptr;
     // Tells all ranks that the step has failed.
-    std::function<void(const absl::Status&)> tell;
+    std::function<void(const absl::Status&)> tell = nullptr;
     // Whether this rank's work is done, or the error that ends the refit; its
     // deadline too. `is_enqueued`: all of the work was enqueued. Called with
     // the supervisor's lock held, so it must not call the supervisor.
-    std::function<absl::StatusOr<bool>(bool is_enqueued)> probe;
-    // Ends the work. Called on the supervisor's thread, or in Close. An error,
-    // what could not be ended, is added to the failure.
-    std::function<absl::Status(bool is_enqueued)> stop;
+    std::function<absl::StatusOr<bool>(bool is_enqueued)> probe = nullptr;
+    // Ends the work. Called on the supervisor's thread, in Close, or, without
+    // a thread, in the rank's calls. An error, what could not be ended, is
+    // added to the failure.
+    std::function<absl::Status(bool is_enqueued)> stop = nullptr;
     // Called on the supervisor's thread before all else there.
-    std::function<void()> begin_thread;
+    std::function<void()> begin_thread = nullptr;
     // An error of the work, for which `probe` need not ask. Called without the
     // lock on the rank's thread, which alone waits if it does not return.
-    std::function<absl::Status()> device_failure;
+    std::function<absl::Status()> device_failure = nullptr;
+    // Unless null: ends what the rank's thread waits in, because there is a
+    // failure. Called with the lock held.
+    std::function<void()> wake = nullptr;
   };
 
   explicit RefitSupervisor(Actions actions) : actions_(std::move(actions)) {}
@@ -126,7 +132,7 @@ class RefitSupervisor {
   // With the lock held; those that take it let go of it meanwhile.
   bool IsUnderWay() const { return IsUnderWay(phase_); }
   static bool IsUnderWay(RefitPhase phase);
-  void SetFailure(const absl::Status& status);
+  void SetFailure(const absl::Status& status, bool is_untold = true);
   void TellFailure(Lock& lock);
   void Tell(Lock& lock, absl::Status status);
   void AwaitStopped(Lock& lock);
