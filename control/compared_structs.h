@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,22 +17,52 @@
 
 namespace refit {
 
-inline void WriteFields(uint32_t value, PayloadWriter& writer) {
-  writer.U32(value);
-}
-inline void ReadFields(PayloadReader& reader, uint32_t& value) {
-  value = reader.U32();
-}
-inline void WriteFields(int32_t value, PayloadWriter& writer) {
-  writer.U32(static_cast<uint32_t>(value));
-}
-inline void ReadFields(PayloadReader& reader, int32_t& value) {
-  value = static_cast<int32_t>(reader.U32());
+// A struct that ranks tell each other names its fields once, in
+// `static auto FieldsOf(auto& self)`, which returns a std::tie of them. What
+// has to be looked at more closely has a WriteFields and a ReadFields of its
+// own, of which the latter fails the reader where a value is none of the type.
+template <typename Value>
+void WriteFields(const Value& value, PayloadWriter& writer) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    writer.Bool(value);
+  } else if constexpr (std::is_integral_v<Value>) {
+    if constexpr (sizeof(Value) == 2) writer.U16(value);
+    if constexpr (sizeof(Value) == 4) writer.U32(static_cast<uint32_t>(value));
+    if constexpr (sizeof(Value) == 8) writer.U64(value);
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    writer.String(value);
+  } else if constexpr (requires { value.size(); }) {
+    writer.U64(value.size());
+    for (const auto& element : value) WriteFields(element, writer);
+  } else {
+    std::apply([&](auto&... field) { (WriteFields(field, writer), ...); },
+               Value::FieldsOf(value));
+  }
 }
 
-// `WriteFields(const Struct&, PayloadWriter&)` and `ReadFields(PayloadReader&,
-// Struct&)` are beside the struct; the latter fails the reader where a value is
-// none of the struct's.
+template <typename Value>
+void ReadFields(PayloadReader& reader, Value& value) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    value = reader.Bool();
+  } else if constexpr (std::is_integral_v<Value>) {
+    if constexpr (sizeof(Value) == 2) value = reader.U16();
+    if constexpr (sizeof(Value) == 4) value = static_cast<Value>(reader.U32());
+    if constexpr (sizeof(Value) == 8) value = reader.U64();
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    value = reader.String();
+  } else if constexpr (requires { value.size(); }) {
+    using Element = typename Value::value_type;
+    // A string is its length at least.
+    constexpr size_t kLeast =
+        std::is_integral_v<Element> ? sizeof(Element) : sizeof(uint64_t);
+    value.resize(reader.Count(kLeast));
+    for (Element& element : value) ReadFields(reader, element);
+  } else {
+    std::apply([&](auto&... field) { (ReadFields(reader, field), ...); },
+               Value::FieldsOf(value));
+  }
+}
+
 template <typename Struct>
 std::string StructBytes(const Struct& value) {
   PayloadWriter writer;

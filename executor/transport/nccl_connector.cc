@@ -50,35 +50,19 @@ absl::StatusOr<bool> IsEncryptionWanted() {
 struct NcclSettings {
   int32_t version = 0;  // 0: this rank does not load it
   bool encrypts = false;
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.version, self.encrypts);
+  }
 };
-
-void WriteFields(const NcclSettings& settings, PayloadWriter& writer) {
-  WriteFields(settings.version, writer);
-  writer.Bool(settings.encrypts);
-}
-
-void ReadFields(PayloadReader& reader, NcclSettings& settings) {
-  ReadFields(reader, settings.version);
-  settings.encrypts = reader.Bool();
-}
 
 // What a root tells those to which it broadcasts.
 struct BroadcastGroup {
   nccl::UniqueId id = {};
   std::vector<int32_t> ranks;  // its own too, ascending
+
+  static auto FieldsOf(auto& self) { return std::tie(self.id, self.ranks); }
 };
-
-void WriteFields(const BroadcastGroup& group, PayloadWriter& writer) {
-  WriteFields(group.id, writer);
-  writer.U64(group.ranks.size());
-  for (const int32_t rank : group.ranks) WriteFields(rank, writer);
-}
-
-void ReadFields(PayloadReader& reader, BroadcastGroup& group) {
-  ReadFields(reader, group.id);
-  group.ranks.resize(reader.Count(sizeof(int32_t)));
-  for (int32_t& rank : group.ranks) ReadFields(reader, rank);
-}
 
 // Where a rank runs, and what it does there.
 struct Place {
@@ -87,25 +71,12 @@ struct Place {
   std::string gpu;  // Device::Identity
   ProcessIdentity process;
   bool stages_inside = false;
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.host, self.host_name, self.gpu, self.process.process,
+                    self.process.random, self.stages_inside);
+  }
 };
-
-void WriteFields(const Place& place, PayloadWriter& writer) {
-  writer.String(place.host)
-      .String(place.host_name)
-      .String(place.gpu)
-      .U64(place.process.process)
-      .U64(place.process.random)
-      .Bool(place.stages_inside);
-}
-
-void ReadFields(PayloadReader& reader, Place& place) {
-  place.host = reader.String();
-  place.host_name = reader.String();
-  place.gpu = reader.String();
-  place.process.process = reader.U64();
-  place.process.random = reader.U64();
-  place.stages_inside = reader.Bool();
-}
 
 // What `given`, ranks in order, say of where they run; by rank, and nothing of
 // the others.
@@ -144,35 +115,13 @@ absl::Status CheckConnections(int32_t rank, absl::Span<const Edge> edges,
   return absl::OkStatus();
 }
 
-// What rank 0 finds of the hosts of all.
-struct HostNotices {
-  std::vector<std::string> lines;
-};
-
-void WriteFields(const HostNotices& notices, PayloadWriter& writer) {
-  writer.U64(notices.lines.size());
-  for (const std::string& line : notices.lines) writer.String(line);
-}
-
-void ReadFields(PayloadReader& reader, HostNotices& notices) {
-  notices.lines.resize(reader.Count(sizeof(uint64_t)));
-  for (std::string& line : notices.lines) line = reader.String();
-}
-
 // What peers in direct rounds need of a rank.
 struct FenceExports {
   std::string fence;  // DeviceFence::Export
   std::string use;    // MemoryUse::Export
+
+  static auto FieldsOf(auto& self) { return std::tie(self.fence, self.use); }
 };
-
-void WriteFields(const FenceExports& exports, PayloadWriter& writer) {
-  writer.String(exports.fence).String(exports.use);
-}
-
-void ReadFields(PayloadReader& reader, FenceExports& exports) {
-  exports.fence = reader.String();
-  exports.use = reader.String();
-}
 
 std::string TouchText(absl::Span<const Operation> operations) {
   std::string text =
@@ -326,12 +275,11 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
       });
   const absl::StatusOr<std::string> lines = FromFirst(
       Everyone(),
-      rank() == 0 ? StructBytes(HostNotices{CompareHosts(hosts_, real, names)})
-                  : "",
+      rank() == 0 ? StructBytes(CompareHosts(hosts_, real, names)) : "",
       kComparingHosts);
   if (!lines.ok()) return lines.status();
-  absl::StatusOr<HostNotices> notices =
-      ReadStruct<HostNotices>(*lines, 0, kComparingHosts);
+  absl::StatusOr<std::vector<std::string>> notices =
+      ReadStruct<std::vector<std::string>>(*lines, 0, kComparingHosts);
   status = notices.status();
   for (const Edge& edge : edges) {
     const std::string& theirs = real[static_cast<size_t>(edge.peer)];
@@ -341,15 +289,15 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
         "the plan stores directly between rank ", rank(), " on \"",
         ThisHostName(), "\" and rank ", edge.peer, " on \"",
         names[static_cast<size_t>(edge.peer)], "\", which are two hosts: ",
-        absl::StrJoin(absl::MakeSpan(notices->lines).subspan(0, 1), "")));
+        absl::StrJoin(absl::MakeSpan(*notices).subspan(0, 1), "")));
   }
   if (status.ok()) status = CheckConnections(rank(), edges, *places);
   status = Agree(status, kComparingHosts);
   if (!status.ok()) return status;
   for (std::string& line : CompareGpus(rank(), edges, gpus)) {
-    notices->lines.push_back(std::move(line));
+    notices->push_back(std::move(line));
   }
-  return std::move(notices->lines);
+  return notices;
 }
 
 // Loads NCCL on the ranks that take part, and compares its versions there.

@@ -9,12 +9,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "control/payload.h"
 #include "executor/transport/memory_use.h"
 #include "executor/transport/nccl_api.h"
 #include "executor/transport/nccl_communicator.h"
@@ -76,17 +76,8 @@ class NcclConnector {
     static constexpr size_t kFlags = 4;
     static_assert(size_t{1} << kFlags <= ControlPlane::kValuesMax);
 
-    friend void WriteFields(const Uses& uses, PayloadWriter& writer) {
-      writer.Bool(uses.domain)
-          .Bool(uses.world)
-          .Bool(uses.broadcasts)
-          .Bool(uses.fence);
-    }
-    friend void ReadFields(PayloadReader& reader, Uses& uses) {
-      uses.domain = reader.Bool();
-      uses.world = reader.Bool();
-      uses.broadcasts = reader.Bool();
-      uses.fence = reader.Bool();
+    static auto FieldsOf(auto& self) {
+      return std::tie(self.domain, self.world, self.broadcasts, self.fence);
     }
   };
 

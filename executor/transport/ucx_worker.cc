@@ -10,6 +10,7 @@
 #include <cstring>
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -57,21 +58,11 @@ struct UcxIntroduction {
   uint16_t epoch = 0;
   std::vector<uint64_t> reached = {};  // workers that it has an endpoint to
   std::string address = {};
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.id, self.epoch, self.reached, self.address);
+  }
 };
-
-void WriteFields(const UcxIntroduction& value, PayloadWriter& writer) {
-  writer.U64(value.id).U16(value.epoch).U64(value.reached.size());
-  for (const uint64_t id : value.reached) writer.U64(id);
-  writer.String(value.address);
-}
-
-void ReadFields(PayloadReader& reader, UcxIntroduction& value) {
-  value.id = reader.U64();
-  value.epoch = reader.U16();
-  value.reached.resize(reader.Count(sizeof(uint64_t)));
-  for (uint64_t& id : value.reached) id = reader.U64();
-  value.address = reader.String();
-}
 
 }  // namespace
 
