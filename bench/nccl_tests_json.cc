@@ -68,8 +68,8 @@ std::string NcclTestsJson(const std::string& producer, int64_t iterations,
   json.OpenObject();
   json.Text("version", producer);
   json.OpenObject("config");
-  json.Integer("iterations", iterations);
-  json.Integer("aggregated_iterations", 1);
+  json.Number("iterations", iterations);
+  json.Number("aggregated_iterations", 1);
   json.CloseObject();
   json.OpenArray("results");
   uint64_t wrong = 0;
@@ -81,7 +81,7 @@ std::string NcclTestsJson(const std::string& producer, int64_t iterations,
     json.Text("type", "uint8");
     json.Text("redop", "none");
     json.Text("root", "-1");
-    json.Integer("actual_iterations", iterations);
+    json.Number("actual_iterations", iterations);
     json.Text("experiment_name", method.name);
     WritePlacement(method, json);
     if (!method.iteration_seconds.empty()) WriteIterations(method, json);

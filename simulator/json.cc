@@ -53,7 +53,7 @@ void SimulationPrinter::PrintOptions() {
   print_factors("slow_nics", options.slow_nics);
   if (!options.dead_nics.empty()) {
     OpenLine("dead_nics");
-    for (const int32_t rank : options.dead_nics) Integer(rank);
+    for (const int32_t rank : options.dead_nics) Number(rank);
     CloseLine();
   }
   if (options.oversubscription.has_value()) {

@@ -212,7 +212,7 @@ std::string DifferenceJson(const PlanDifference& difference) {
   json.Bool("same", difference.same());
   json.OpenObject("counts");
   for (const DifferenceClass kind : kClasses) {
-    json.Integer(ClassText(kind), difference.Count(kind));
+    json.Number(ClassText(kind), difference.Count(kind));
   }
   json.CloseObject();
   // Of the first plan, then of the second.
@@ -242,15 +242,15 @@ std::string DifferenceJson(const PlanDifference& difference) {
     json.Text("text", entry.text);
     if (!entry.ranks.empty()) {
       json.OpenLine("ranks");
-      for (const int32_t rank : entry.ranks) json.Integer(rank);
+      for (const int32_t rank : entry.ranks) json.Number(rank);
       json.CloseLine();
     }
     if (!entry.pairs.empty()) {
       json.OpenLine("pairs");
       for (const auto& [src, dst] : entry.pairs) {
         json.OpenArray();
-        json.Integer(src);
-        json.Integer(dst);
+        json.Number(src);
+        json.Number(dst);
         json.CloseArray();
       }
       json.CloseLine();

@@ -6,9 +6,11 @@
 #include <rapidjson/stringbuffer.h>
 
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace refit {
 
@@ -46,15 +48,23 @@ class JsonWriter {
     writer_.SetFormatOptions(rapidjson::kFormatDefault);
   }
 
-  void Number(uint64_t value) { writer_.Uint64(value); }
-  void Number(std::string_view key, uint64_t value) {
+  void Number(std::integral auto value) {
+    if constexpr (std::is_signed_v<decltype(value)>) {
+      writer_.Int64(value);
+    } else {
+      writer_.Uint64(value);
+    }
+  }
+  void Number(std::string_view key, std::integral auto value) {
     Key(key);
     Number(value);
   }
-  void Integer(int64_t value) { writer_.Int64(value); }
-  void Integer(std::string_view key, int64_t value) {
-    Key(key);
-    Integer(value);
+  // In one line.
+  template <typename Values>
+  void Numbers(std::string_view key, const Values& values) {
+    OpenLine(key);
+    for (const auto value : values) Number(value);
+    CloseLine();
   }
   // null where the value is not finite: JSON has no word for it.
   void Real(double value) {

@@ -90,6 +90,7 @@ struct PlanView {
 
   // By position in the body's tables.
   std::vector<bool> params;
+  std::vector<bool> quantizations;  // of a shown param
   std::vector<bool> buffers;
   std::vector<bool> rounds;
   std::vector<bool> copy_lists;

@@ -226,6 +226,12 @@ void ViewSelector::SelectParams() {
        ++param) {
     if (params_[param].any) view_.params[param] = true;
   }
+  for (uint32_t i = 0; i < Length(body_.quantizations()); ++i) {
+    const fb::Quantization& quantization = *body_.quantizations()->Get(i);
+    view_.quantizations.push_back(view_.params[quantization.of()] ||
+                                  view_.params[quantization.data()] ||
+                                  view_.params[quantization.scales()]);
+  }
 }
 
 void ViewSelector::SelectSkips() {

@@ -3,29 +3,65 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "plan/scratch_windows.h"
 #include "plan/text/dealt.h"
+#include "plan/text/fact_writer.h"
 #include "plan/text/plan_view.h"
 
 namespace refit {
 namespace {
 
-std::string QuotedOrEmpty(const flatbuffers::String* text) {
-  return text == nullptr ? "\"\"" : QuotedText(text);
-}
-
 // "0..7", or "none" for an empty range.
-std::string RangeText(int32_t begin, int32_t end) {
+std::string RangeText(int64_t begin, int64_t end) {
   if (begin >= end) return "none";
   return end - begin == 1 ? absl::StrCat(begin)
                           : absl::StrCat(begin, "..", end - 1);
 }
 
-class TextPrinter {
+std::vector<uint32_t> Positions(const std::vector<bool>& entries) {
+  std::vector<uint32_t> shown;
+  for (uint32_t id = 0; id < entries.size(); ++id) {
+    if (entries[id]) shown.push_back(id);
+  }
+  return shown;
+}
+
+// With `label` before the line.
+void SayTopology(const fb::Topology& topology, const char* label,
+                 FactWriter& facts) {
+  facts.Name("machine", topology.machine());
+  facts.Number("hosts_per_nvlink_domain", topology.hosts_per_nvlink_domain());
+  facts.Number("gpus_per_nic", topology.gpus_per_nic());
+  facts.Shown("leaf", topology.hosts_per_leaf() == 0
+                          ? "all"
+                          : absl::StrCat(topology.hosts_per_leaf()));
+  facts.Number("hosts_per_leaf", topology.hosts_per_leaf());
+  facts.Flag("rails", topology.rails());
+  facts.Real("spine_oversubscription", topology.spine_oversubscription());
+  facts.Real("peer_bytes_per_second", topology.peer_bytes_per_second());
+  facts.Real("network_bytes_per_second", topology.network_bytes_per_second());
+  facts.Line(absl::StrCat(
+      label,
+      "| machine {machine}| hosts_per_nvlink_domain "
+      "{hosts_per_nvlink_domain} gpus_per_nic {gpus_per_nic} hosts_per_leaf "
+      "{leaf}| rails{rails}| spine_oversubscription {spine_oversubscription} "
+      "peer {peer_bytes_per_second} network {network_bytes_per_second} bytes "
+      "per second"));
+}
+
+template <typename Loop>
+struct LoopField {
+  const char* key;
+  const char* before;  // of its value in text
+  uint64_t (Loop::*get)() const;
+};
+
+// Stacks and lists by their numbers, as the view has them.
+class PlanPrinter : FactWriter {
  public:
-  TextPrinter(const PlanFile& plan, const TextOptions& options)
-      : plan_(plan),
+  PlanPrinter(const PlanFile& plan, const TextOptions& options, FactForm form)
+      : FactWriter(form),
+        plan_(plan),
         body_(plan.body()),
         rank_(options.rank),
         view_(SelectView(plan, options)) {}
@@ -34,348 +70,453 @@ class TextPrinter {
 
  private:
   void PrintHeader();
-  void PrintRanks();
-  void PrintRequirements();
-  void PrintDelta();
-  void PrintTopology();
+  void PrintJobFacts();
+  void PrintLimits();
   void PrintStats();
   void PrintParams();
+  void PrintConversions();
   void PrintBuffers();
-  void PrintFragments(uint32_t id, const fb::Buffer& buffer);
-  void PrintRegions(const fb::Buffer& buffer);
   void PrintRounds();
   void PrintProgram(const PlanView::Program& shown);
+  void PrintMessage(int32_t rank, uint32_t position);
   void PrintQuantizes(const PlanView::Program& shown);
-  void PrintCopyLists();
+  void PrintCopy(const fb::Copy& copy);
+  template <typename Loop, typename Op>
+  void Loops(const flatbuffers::Vector<const Loop*>* loops, const Op& op,
+             std::initializer_list<LoopField<Loop>> fields);
+  template <typename Stack>
+  void PrintStack(uint32_t id, const Stack& stack);
+  const fb::RankProgram& ProgramOf(int32_t rank) const {
+    return *body_.programs()->Get(static_cast<uint32_t>(rank));
+  }
 
   const PlanFile& plan_;
   const fb::Body& body_;
   const std::optional<int32_t> rank_;
   const PlanView view_;
-  std::string text_;
 };
 
-std::string TextPrinter::Print() {
-  PrintHeader();
-  PrintRanks();
-  PrintRequirements();
-  PrintDelta();
-  PrintTopology();
-  PrintStats();
-  PrintParams();
-  PrintBuffers();
-  PrintRounds();
-  for (const PlanView::Program& shown : view_.programs) PrintProgram(shown);
-  PrintCopyLists();
-  return std::move(text_);
+std::string PlanPrinter::Print() {
+  Object("", [&] {
+    PrintHeader();
+    PrintJobFacts();
+    PrintLimits();
+    PrintStats();
+    PrintParams();
+    PrintConversions();
+    PrintBuffers();
+    PrintRounds();
+    List("ranks", view_.programs,
+         [&](const auto& shown) { PrintProgram(shown); });
+    List("copy_lists", Positions(view_.copy_lists), [&](uint32_t id) {
+      Number("id", id);
+      Line("copies c{id}");
+      std::vector<const fb::Copy*> copies;
+      const fb::CopyList& list = *body_.copy_lists()->Get(id);
+      for (uint32_t i = list.begin(); i < list.begin() + list.count(); ++i) {
+        if (view_.copies[i]) copies.push_back(body_.copies()->Get(i));
+      }
+      List("copies", copies, [&](const fb::Copy* copy) { PrintCopy(*copy); });
+    });
+  });
+  return Take();
 }
 
-void TextPrinter::PrintHeader() {
+void PlanPrinter::PrintHeader() {
   const fb::Plan& plan = plan_.plan();
-  text_ += FormatText(plan);
+  const int32_t sources = plan_.source_ranks();
+  Word("format", absl::StrCat(plan.format_version() >> 16, ".",
+                              plan.format_version() & 0xffff));
+  Number("required_features", plan.required_features());
   if (plan.body_digest() != nullptr) {
-    absl::StrAppend(&text_, " body ", DigestText(*plan.body_digest()));
+    Word("body_digest", DigestText(*plan.body_digest()));
   }
   if (plan.inputs_digest() != nullptr) {
-    absl::StrAppend(&text_, " inputs ", DigestText(*plan.inputs_digest()));
+    Word("inputs_digest", DigestText(*plan.inputs_digest()));
   }
-  text_ += '\n';
+  Shown("plan", FormatText(plan));
+  Line("{plan}| body {body_digest}| inputs {inputs_digest}");
+  Number("source_ranks", sources);
+  Number("destination_ranks", plan_.world_size() - sources);
+  Flag("colocated", body_.colocated());
+  Shown("sources", RangeText(0, sources));
+  Shown("destinations", RangeText(sources, plan_.world_size()));
+  Line(
+      "ranks source {sources} destination {destinations}| "
+      "colocated{colocated}");
+  List("hosts", RanksByHost(body_), [&](const auto& host) {
+    Number("host", host.first);
+    Ranks("ranks", host.second);
+    Line("host {host} ranks {ranks}");
+  });
 }
 
-void TextPrinter::PrintRanks() {
-  absl::StrAppend(&text_, "ranks source ", RangeText(0, plan_.source_ranks()),
-                  " destination ",
-                  RangeText(plan_.source_ranks(), plan_.world_size()),
-                  body_.colocated() ? " colocated" : "", "\n");
-  for (const auto& [host, ranks] : RanksByHost(body_)) {
-    absl::StrAppend(&text_, "host ", host, " ranks ", NumberSetText(ranks),
-                    "\n");
+// What the job says of the workers, of deltas and of the network.
+void PlanPrinter::PrintJobFacts() {
+  List("requirements", body_.requirements(),
+       [&](const fb::Requirement& requirement) {
+         Word("side", EnumText(requirement.side()));
+         Word("key", requirement.key()->string_view());
+         Word("value", requirement.value()->string_view());
+         Line("requires {side} {key} {value}");
+       });
+  if (const fb::Delta* const delta = body_.delta()) {
+    Object("delta", [&] {
+      Word("changes", EnumText(delta->changes()));
+      Number("dense_every", delta->dense_every());
+      Flag("check", delta->check());
+      if (delta->rungs() != nullptr) Numbers("rungs", *delta->rungs());
+      Shown("delta", DeltaText(*delta));
+      Line("delta {delta}");
+    });
+  }
+  if (body_.topology() != nullptr) {
+    Object("topology",
+           [&] { SayTopology(*body_.topology(), "topology", *this); });
   }
 }
 
-void TextPrinter::PrintRequirements() {
-  for (uint32_t i = 0; i < Length(body_.requirements()); ++i) {
-    const fb::Requirement& requirement = *body_.requirements()->Get(i);
-    absl::StrAppend(&text_, "requires ", EnumText(requirement.side()), " ",
-                    requirement.key()->str(), " ", requirement.value()->str(),
-                    "\n");
-  }
-}
-
-void TextPrinter::PrintDelta() {
-  const fb::Delta* const delta = body_.delta();
-  if (delta == nullptr) return;
-  absl::StrAppend(&text_, "delta ", DeltaText(*delta), "\n");
-}
-
-void TextPrinter::PrintTopology() {
-  if (body_.topology() == nullptr) return;
-  absl::StrAppend(&text_, "topology ", TopologyText(*body_.topology()), "\n");
-}
-
-void TextPrinter::PrintStats() {
+void PlanPrinter::PrintLimits() {
   const fb::Limits& limits = *body_.limits();
-  absl::StrAppend(&text_, "limits bucket ", limits.bucket_bytes(),
-                  " bytes staging ", limits.staging_bytes(), " bytes slots ",
-                  limits.slots(), " operations_per_round ",
-                  limits.operations_per_round());
-  if (limits.network_peers() > 0) {
-    absl::StrAppend(&text_, " network_peers ", limits.network_peers());
-  }
-  if (limits.direct_multiprocessors() > 0) {
-    absl::StrAppend(&text_, " direct_multiprocessors ",
-                    limits.direct_multiprocessors());
-  }
-  if (limits.direct_pulls()) absl::StrAppend(&text_, " direct_pulls");
-  text_ += '\n';
+  Object("limits", [&] {
+    Number("bucket_bytes", limits.bucket_bytes());
+    Number("staging_bytes", limits.staging_bytes());
+    Number("slots", limits.slots());
+    Number("operations_per_round", limits.operations_per_round());
+    Positive("network_peers", limits.network_peers());
+    Positive("direct_multiprocessors", limits.direct_multiprocessors());
+    if (limits.direct_pulls()) Flag("direct_pulls", true);
+    Line(
+        "limits bucket {bucket_bytes} bytes staging {staging_bytes} bytes "
+        "slots {slots} operations_per_round {operations_per_round}| "
+        "network_peers {network_peers}| direct_multiprocessors "
+        "{direct_multiprocessors}| direct_pulls{direct_pulls}");
+  });
+}
+
+void PlanPrinter::PrintStats() {
   const fb::Stats& stats = *body_.stats();
-  absl::StrAppend(&text_, "stats moved ", stats.moved_bytes(), " bytes local ",
-                  stats.local_bytes(), " peer ", stats.peer_bytes(),
-                  " network ", stats.network_bytes());
-  if (stats.relayed_bytes() > 0) {
-    absl::StrAppend(&text_, " relayed ", stats.relayed_bytes());
-  }
-  text_ += '\n';
-  if (const Dealt dealt = DealtOf(plan_); dealt.bytes > 0) {
-    absl::StrAppend(&text_, "dealt ", DealtText(dealt), "\n");
-  }
+  const Dealt dealt = DealtOf(plan_);
   const Estimates estimates = EstimatesOf(plan_);
-  absl::StrAppendFormat(
-      &text_, "stats lower_bound %.6g s predicted %.6g s binding_link %s\n",
-      estimates.lower_bound_seconds, estimates.predicted_seconds,
-      QuotedText(estimates.binding_link));
+  Object("stats", [&] {
+    Number("moved_bytes", stats.moved_bytes());
+    Number("local_bytes", stats.local_bytes());
+    Number("peer_bytes", stats.peer_bytes());
+    Number("network_bytes", stats.network_bytes());
+    Positive("relayed_bytes", stats.relayed_bytes());
+    Line(
+        "stats moved {moved_bytes} bytes local {local_bytes} peer "
+        "{peer_bytes} network {network_bytes}| relayed {relayed_bytes}");
+    if (dealt.bytes > 0) {
+      Number("dealt_bytes", dealt.bytes);
+      Number("dealing_ranks", dealt.ranks);
+      Shown("dealt", DealtText(dealt));
+      Line("dealt {dealt}");
+    }
+    Real("lower_bound_seconds", estimates.lower_bound_seconds);
+    Real("predicted_seconds", estimates.predicted_seconds);
+    Name("binding_link", estimates.binding_link);
+    Line(
+        "stats lower_bound {lower_bound_seconds} s predicted "
+        "{predicted_seconds} s binding_link {binding_link}");
+  });
 }
 
-void TextPrinter::PrintParams() {
-  for (uint32_t id = 0; id < view_.params.size(); ++id) {
-    if (!view_.params[id]) continue;
+void PlanPrinter::PrintParams() {
+  List("params", Positions(view_.params), [&](uint32_t id) {
     const fb::Param& param = *body_.params()->Get(id);
-    absl::StrAppend(&text_, "param p", id, " ", QuotedText(param.name()),
-                    IndexText(param.index()), " ", EnumText(param.dtype()), " ",
-                    DimsText(param.shape()));
+    PrintStack(id, param);
     if (param.skip() != fb::SkipReason::kUnspecified) {
-      absl::StrAppend(&text_, " skip ", EnumText(param.skip()));
+      Word("skip", EnumText(param.skip()));
     }
-    text_ += '\n';
-  }
-  for (uint32_t id = 0; id < view_.skips.size(); ++id) {
-    if (!view_.skips[id]) continue;
+    Line("param p{id} {name}{index} {dtype} {shape}| skip {skip}");
+  });
+  List("skips", Positions(view_.skips), [&](uint32_t id) {
     const fb::Skip& skip = *body_.skips()->Get(id);
-    absl::StrAppend(&text_, "skip ", QuotedText(skip.name()), " ",
-                    EnumText(skip.reason()), " ", QuotedOrEmpty(skip.detail()),
-                    "\n");
-  }
-  for (uint32_t id = 0; id < Length(body_.quantizations()); ++id) {
-    const fb::Quantization& quantization = *body_.quantizations()->Get(id);
-    if (!view_.params[quantization.of()] &&
-        !view_.params[quantization.data()] &&
-        !view_.params[quantization.scales()]) {
-      continue;
-    }
-    absl::StrAppend(
-        &text_, "quantization q", id, " p", quantization.of(), " -> p",
-        quantization.data(), " scales p", quantization.scales(), " ",
-        EnumText(quantization.scale_format()), " blocks ",
-        quantization.block_rows(), " x ", quantization.block_columns(), "\n");
-  }
-  for (uint32_t id = 0; id < Length(body_.casts()); ++id) {
-    const fb::Cast& cast = *body_.casts()->Get(id);
-    absl::StrAppend(&text_, "cast ", EnumText(cast.from()), " -> ",
-                    EnumText(cast.to()), "\n");
-  }
+    Name("name", skip.name());
+    Word("reason", EnumText(skip.reason()));
+    Name("detail", skip.detail());
+    Shown("detail", "\"\"");
+    Line("skip {name} {reason} {detail}");
+  });
 }
 
-void TextPrinter::PrintBuffers() {
+void PlanPrinter::PrintConversions() {
+  if (const auto* all = body_.quantizations(); Length(all) > 0) {
+    List("quantizations", Positions(view_.quantizations), [&](uint32_t id) {
+      const fb::Quantization& quantization = *all->Get(id);
+      Number("id", id);
+      Number("of", quantization.of());
+      Number("data", quantization.data());
+      Number("scales", quantization.scales());
+      Number("block_rows", quantization.block_rows());
+      Number("block_columns", quantization.block_columns());
+      Word("scale_format", EnumText(quantization.scale_format()));
+      Line(
+          "quantization q{id} p{of} -> p{data} scales p{scales} "
+          "{scale_format} blocks {block_rows} x {block_columns}");
+    });
+  }
+  List("casts", body_.casts(), [&](const fb::Cast& cast) {
+    Word("from", EnumText(cast.from()));
+    Word("to", EnumText(cast.to()));
+    Line("cast {from} -> {to}");
+  });
+}
+
+void PlanPrinter::PrintBuffers() {
   const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body_);
-  for (uint32_t id = 0; id < view_.buffers.size(); ++id) {
-    if (!view_.buffers[id]) continue;
+  List("buffers", Positions(view_.buffers), [&](uint32_t id) {
     const fb::Buffer& buffer = *body_.buffers()->Get(id);
-    absl::StrAppend(&text_, "buffer b", id, " ", QuotedText(buffer.name()),
-                    IndexText(buffer.index()), " ", EnumText(buffer.dtype()),
-                    " ", DimsText(buffer.shape()), " ranks ",
-                    NumberSetText(holders[id]), "\n");
-    PrintFragments(id, buffer);
-    if (!view_.partial_buffers[id]) PrintRegions(buffer);
-    for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
-      absl::StrAppend(&text_, "  post-hook ",
-                      PostHookText(*buffer.post_hooks()->Get(i)), "\n");
+    const bool partial = view_.partial_buffers[id];
+    PrintStack(id, buffer);
+    Ranks("ranks", holders[id]);
+    Line("buffer b{id} {name}{index} {dtype} {shape} ranks {ranks}");
+    std::vector<const fb::Fragment*> fragments;
+    for (uint32_t i = 0; i < Length(buffer.fragments()); ++i) {
+      const fb::Fragment* const fragment = buffer.fragments()->Get(i);
+      if (partial && !view_.params[fragment->param()]) continue;
+      fragments.push_back(fragment);
     }
-  }
-}
-
-void TextPrinter::PrintFragments(uint32_t id, const fb::Buffer& buffer) {
-  for (uint32_t i = 0; i < Length(buffer.fragments()); ++i) {
-    const fb::Fragment& fragment = *buffer.fragments()->Get(i);
-    if (view_.partial_buffers[id] && !view_.params[fragment.param()]) continue;
-    absl::StrAppend(&text_, "  holds p", fragment.param(), " ",
-                    BoxText(fragment), " at ", fragment.offset(), " strides ",
-                    DimsText(fragment.stride()), "\n");
-  }
-}
-
-void TextPrinter::PrintRegions(const fb::Buffer& buffer) {
-  for (uint32_t i = 0; i < Length(buffer.regions()); ++i) {
-    const fb::Region& region = *buffer.regions()->Get(i);
-    absl::StrAppend(&text_, "  ", EnumText(region.kind()));
-    if (region.kind() == fb::RegionKind::kSkip) {
-      absl::StrAppend(&text_, " ", EnumText(region.reason()));
+    List("holds", fragments, [&](const fb::Fragment* fragment) {
+      Number("param", fragment->param());
+      Dims("lo", fragment->lo());
+      Dims("extent", fragment->extent());
+      Number("offset", fragment->offset());
+      Dims("stride", fragment->stride());
+      Shown("box", BoxText(*fragment));
+      Line("  holds p{param} {box} at {offset} strides {stride}");
+    });
+    if (!partial && Length(buffer.regions()) > 0) {
+      List("regions", buffer.regions(), [&](const fb::Region& region) {
+        Word("kind", EnumText(region.kind()));
+        if (region.kind() == fb::RegionKind::kSkip) {
+          Word("reason", EnumText(region.reason()));
+        }
+        Number("offset", region.offset());
+        Dims("extent", region.extent());
+        Dims("stride", region.stride());
+        Name("detail", region.detail());
+        Line(
+            "  {kind}| {reason}| extents {extent} at {offset} strides "
+            "{stride}| {detail}");
+      });
     }
-    absl::StrAppend(&text_, " extents ", DimsText(region.extent()), " at ",
-                    region.offset(), " strides ", DimsText(region.stride()));
-    if (region.detail() != nullptr)
-      absl::StrAppend(&text_, " ", QuotedText(region.detail()));
-    text_ += '\n';
-  }
+    if (Length(buffer.post_hooks()) > 0) {
+      List("post_hooks", buffer.post_hooks(), [&](const fb::PostHook& hook) {
+        Word("name", hook.name()->string_view());
+        Name("detail", hook.detail());
+        Line("  post-hook {name} {detail}");
+      });
+    }
+  });
 }
 
-// Consecutive rounds of one route share a line.
-void TextPrinter::PrintRounds() {
-  const auto route = [this](uint32_t id) {
+// Consecutive rounds of one route share a line of text.
+void PlanPrinter::PrintRounds() {
+  const auto route = [&](uint32_t id) {
     const fb::Round& round = *body_.rounds()->Get(id);
     return RouteText(round.route(), round.mechanism());
   };
-  for (uint32_t id = 0; id < view_.rounds.size(); ++id) {
-    if (!view_.rounds[id]) continue;
-    uint32_t last = id;
-    while (last + 1 < view_.rounds.size() && view_.rounds[last + 1] &&
-           route(last + 1) == route(id)) {
-      ++last;
-    }
-    absl::StrAppend(
-        &text_, last == id ? "round " : "rounds ",
-        RangeText(static_cast<int32_t>(id), static_cast<int32_t>(last) + 1),
-        " ", route(id), "\n");
-    id = last;
-  }
+  const auto are_alike = [&](uint32_t id, uint32_t other) {
+    return other < view_.rounds.size() && view_.rounds[other] &&
+           route(id) == route(other);
+  };
+  uint32_t first = 0;  // of the line
+  List("rounds", Positions(view_.rounds), [&](uint32_t id) {
+    Number("id", id);
+    Word("route", EnumText(body_.rounds()->Get(id)->route()));
+    Word("mechanism", EnumText(body_.rounds()->Get(id)->mechanism()));
+    if (!are_alike(id, id - 1)) first = id;
+    if (are_alike(id, id + 1)) return;
+    Shown("rounds", absl::StrCat(first == id ? "round " : "rounds ",
+                                 RangeText(first, int64_t{id} + 1)));
+    Shown("how", route(id));
+    Line("{rounds} {how}");
+  });
 }
 
-void TextPrinter::PrintProgram(const PlanView::Program& shown) {
-  const fb::RankProgram& program =
-      *body_.programs()->Get(static_cast<uint32_t>(shown.rank));
-  absl::StrAppend(&text_, "rank ", shown.rank, " ",
-                  EnumText(plan_.side(shown.rank)), " host ", program.host(),
-                  " staging ", program.staging_bytes(), " bytes");
+void PlanPrinter::PrintProgram(const PlanView::Program& shown) {
+  const fb::RankProgram& program = ProgramOf(shown.rank);
+  Number("rank", shown.rank);
+  Word("side", EnumText(plan_.side(shown.rank)));
+  Number("host", program.host());
+  Number("staging_bytes", program.staging_bytes());
   if (program.scratch_buffers() > 0) {
-    absl::StrAppend(&text_, " scratch ", ScratchBytes(plan_, shown.rank),
-                    " bytes");
+    Number("scratch_buffers", program.scratch_buffers());
+    Number("scratch_bytes", ScratchBytes(plan_, shown.rank));
   }
-  text_ += '\n';
+  Line(
+      "rank {rank} {side} host {host} staging {staging_bytes} bytes| scratch "
+      "{scratch_bytes} bytes");
+  std::vector<uint32_t> slots;
   for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
-    const uint32_t buffer = program.buffers()->Get(slot);
-    if (!view_.buffers[buffer]) continue;
-    absl::StrAppend(&text_, "  slot ", slot, " b", buffer,
-                    IsScratch(program, slot) ? " scratch" : "");
+    if (view_.buffers[program.buffers()->Get(slot)]) slots.push_back(slot);
+  }
+  List("slots", slots, [&](uint32_t slot) {
+    Number("slot", slot);
+    Number("buffer", program.buffers()->Get(slot));
+    if (IsScratch(program, slot)) Shown("scratch", "");
     if (const fb::ScratchWindow* window = WindowOf(program, slot)) {
-      absl::StrAppend(&text_, " at ", window->offset(), " rounds ",
-                      RangeText(static_cast<int32_t>(window->begin()),
-                                static_cast<int32_t>(window->end())));
+      Number("arena_offset", window->offset());
+      Number("begin_round", window->begin());
+      Number("end_round", window->end());
+      Shown("rounds", RangeText(window->begin(), window->end()));
     }
-    text_ += '\n';
+    Line(
+        "  slot {slot} b{buffer}| scratch{scratch}| at {arena_offset} rounds "
+        "{rounds}");
+  });
+  if (shown.fills) {
+    Number("fills", program.fills());
+    Line("  fills c{fills}");
   }
-  if (shown.fills) absl::StrAppend(&text_, "  fills c", program.fills(), "\n");
-  if (plan_.side(shown.rank) == fb::Side::kSource) PrintQuantizes(shown);
-  for (const uint32_t position : shown.messages) {
-    const fb::Message& message = *plan_.messages().Of(program).Get(position);
-    const uint32_t peer = PeerOf(body_, program, message);
-    const bool relays = plan_.side(shown.rank) == fb::Side::kDestination;
-    const bool deals =
-        relays && IsDealt(body_, message.round(),
-                          static_cast<uint32_t>(shown.rank), peer);
-    absl::StrAppend(
-        &text_, "  round ", message.round(),
-        message.kind() == fb::MessageKind::kRecv
-            ? message.broadcast() != 0 ? " recv broadcast <- " : " recv <- "
-        : message.broadcast() != 0 ? " broadcast -> "
-        : deals                    ? " deal -> "
-        : relays                   ? " relay -> "
-                                   : " send -> ",
-        peer, " ");
-    absl::StrAppend(&text_, message.size_bytes(), " bytes at ",
-                    message.staging_offset(), " copies c", message.copies());
-    if (const fb::Message* fed_by =
-            FedBy(plan_.messages(), program, position)) {
-      absl::StrAppend(&text_, " fed by round ", fed_by->round(), " <- ",
-                      PeerOf(body_, program, *fed_by));
-    }
-    text_ += '\n';
-  }
-  if (plan_.side(shown.rank) == fb::Side::kDestination) PrintQuantizes(shown);
+  const bool is_source = plan_.side(shown.rank) == fb::Side::kSource;
+  if (is_source) PrintQuantizes(shown);
+  List("messages", shown.messages,
+       [&](uint32_t position) { PrintMessage(shown.rank, position); });
+  if (!is_source) PrintQuantizes(shown);
 }
 
-void TextPrinter::PrintQuantizes(const PlanView::Program& shown) {
-  const fb::RankProgram& program =
-      *body_.programs()->Get(static_cast<uint32_t>(shown.rank));
-  for (const uint32_t position : shown.quantizes) {
-    const fb::Quantize& op = *program.quantizes()->Get(position);
-    absl::StrAppend(&text_, "  quantize q", op.quantization(), " ", op.rows(),
-                    " x ", op.columns(), " slot ", op.input_slot(), " at ",
-                    op.input_offset(), " rows ", op.input_row_stride(),
-                    " -> slot ");
-    absl::StrAppend(&text_, op.output_slot(), " at ", op.output_offset(),
-                    " rows ", op.output_row_stride(), " scales slot ",
-                    op.scale_slot(), " at ", op.scale_offset(), " rows ",
-                    op.scale_row_stride());
-    absl::StrAppend(&text_, " loops [");
-    for (uint32_t i = 0; i < op.loops_count(); ++i) {
-      const fb::QuantizeLoop& loop =
-          *body_.quantize_loops()->Get(op.loops_begin() + i);
-      absl::StrAppend(&text_, i == 0 ? "" : ", ", loop.extent(), " x ",
-                      loop.input_stride(), " -> ", loop.output_stride(), ", ",
-                      loop.scale_stride());
+void PlanPrinter::PrintMessage(int32_t rank, uint32_t position) {
+  const fb::RankProgram& program = ProgramOf(rank);
+  const fb::Message& message = *plan_.messages().Of(program).Get(position);
+  const uint32_t peer = PeerOf(body_, program, message);
+  const bool sends = message.kind() == fb::MessageKind::kSend;
+  const bool relays = sends && plan_.side(rank) == fb::Side::kDestination;
+  const bool deals = relays && IsDealt(body_, message.round(),
+                                       static_cast<uint32_t>(rank), peer);
+  Number("round", message.round());
+  Word("kind", sends ? "send" : "recv");
+  Number("peer", peer);
+  if (deals) Flag("deals", true);
+  Positive("broadcast", message.broadcast());
+  Number("size_bytes", message.size_bytes());
+  Number("staging_offset", message.staging_offset());
+  Number("copies", message.copies());
+  if (const fb::Message* fed_by = FedBy(plan_.messages(), program, position)) {
+    const uint32_t feeder = PeerOf(body_, program, *fed_by);
+    Shown("feed", absl::StrCat(fed_by->round(), " <- ", feeder));
+    Object("fed_by", [&] {
+      Number("round", fed_by->round());
+      Number("peer", feeder);
+    });
+  }
+  const bool broadcasts = message.broadcast() != 0;
+  Shown("way", !sends       ? broadcasts ? "recv broadcast <-" : "recv <-"
+               : broadcasts ? "broadcast ->"
+               : deals      ? "deal ->"
+               : relays     ? "relay ->"
+                            : "send ->");
+  Line(
+      "  round {round} {way} {peer} {size_bytes} bytes at {staging_offset} "
+      "copies c{copies}| fed by round {feed}");
+}
+
+void PlanPrinter::PrintQuantizes(const PlanView::Program& shown) {
+  if (shown.quantizes.empty()) return;
+  List("quantizes", shown.quantizes, [&](uint32_t position) {
+    const fb::Quantize& op = *ProgramOf(shown.rank).quantizes()->Get(position);
+    Number("quantization", op.quantization());
+    Number("rows", op.rows());
+    Number("columns", op.columns());
+    Number("input_slot", op.input_slot());
+    Number("input_offset", op.input_offset());
+    Number("input_row_stride", op.input_row_stride());
+    Number("output_slot", op.output_slot());
+    Number("output_offset", op.output_offset());
+    Number("output_row_stride", op.output_row_stride());
+    Number("scale_slot", op.scale_slot());
+    Number("scale_offset", op.scale_offset());
+    Number("scale_row_stride", op.scale_row_stride());
+    Loops<fb::QuantizeLoop>(
+        body_.quantize_loops(), op,
+        {{"extent", "", &fb::QuantizeLoop::extent},
+         {"input_stride", " x ", &fb::QuantizeLoop::input_stride},
+         {"output_stride", " -> ", &fb::QuantizeLoop::output_stride},
+         {"scale_stride", ", ", &fb::QuantizeLoop::scale_stride}});
+    Line(
+        "  quantize q{quantization} {rows} x {columns} slot {input_slot} at "
+        "{input_offset} rows {input_row_stride} -> slot {output_slot} at "
+        "{output_offset} rows {output_row_stride} scales slot {scale_slot} at "
+        "{scale_offset} rows {scale_row_stride} loops [{loops}]");
+  });
+}
+
+void PlanPrinter::PrintCopy(const fb::Copy& copy) {
+  Number("slot", copy.buffer_slot());
+  // Ranks that share a list may hold different buffers in the slot.
+  if (rank_.has_value()) {
+    Shown("buffer", absl::StrCat(" b", ProgramOf(*rank_).buffers()->Get(
+                                           copy.buffer_slot())));
+  }
+  Number("offset", copy.offset());
+  Loops<fb::Loop>(body_.loops(), copy,
+                  {{"extent", "", &fb::Loop::extent},
+                   {"stride", " x ", &fb::Loop::stride}});
+  Word("wire_dtype", EnumText(copy.wire_dtype()));
+  Number("staging_offset", copy.staging_offset());
+  Line(
+      "  slot {slot}|{buffer}| at {offset} loops [{loops}] {wire_dtype} "
+      "staging {staging_offset}");
+}
+
+// JSON has a list for each field, text has a list of the loops.
+template <typename Loop, typename Op>
+void PlanPrinter::Loops(const flatbuffers::Vector<const Loop*>* loops,
+                        const Op& op,
+                        std::initializer_list<LoopField<Loop>> fields) {
+  std::string text;
+  std::vector<std::vector<uint64_t>> values(fields.size());
+  for (uint32_t i = 0; i < op.loops_count(); ++i) {
+    if (i > 0) text += ", ";
+    auto* of_field = values.data();
+    for (const LoopField<Loop>& field : fields) {
+      of_field->push_back((loops->Get(op.loops_begin() + i)->*field.get)());
+      absl::StrAppend(&text, field.before, (of_field++)->back());
     }
-    text_ += "]\n";
+  }
+  Shown("loops", std::move(text));
+  for (size_t i = 0; i < values.size(); ++i) {
+    Numbers(fields.begin()[i].key, values[i]);
   }
 }
 
-void TextPrinter::PrintCopyLists() {
-  for (uint32_t id = 0; id < view_.copy_lists.size(); ++id) {
-    if (!view_.copy_lists[id]) continue;
-    absl::StrAppend(&text_, "copies c", id, "\n");
-    const fb::CopyList& run = *body_.copy_lists()->Get(id);
-    for (uint32_t i = run.begin(); i < run.begin() + run.count(); ++i) {
-      if (!view_.copies[i]) continue;
-      const fb::Copy& copy = *body_.copies()->Get(i);
-      absl::StrAppend(&text_, "  slot ", copy.buffer_slot());
-      // Ranks that share a list may hold different buffers in the slot.
-      if (rank_.has_value()) {
-        const fb::RankProgram& program =
-            *body_.programs()->Get(static_cast<uint32_t>(*rank_));
-        absl::StrAppend(&text_, " b",
-                        program.buffers()->Get(copy.buffer_slot()));
+template <typename Stack>
+void PlanPrinter::PrintStack(uint32_t id, const Stack& stack) {
+  Number("id", id);
+  Name("name", stack.name());
+  Shown("index", IndexText(stack.index()));
+  if (JsonWriter* const to = json(); to && Length(stack.index()) > 0) {
+    to->OpenArray("index");
+    for (const fb::IndexDim* dim : *stack.index()) {
+      to->OpenLine();
+      for (uint32_t i = 0; i < dim->count(); ++i) {
+        to->Number(IndexNumber(*dim, i));
       }
-      absl::StrAppend(&text_, " at ", copy.offset(), " loops [");
-      for (uint32_t j = 0; j < copy.loops_count(); ++j) {
-        const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + j);
-        absl::StrAppend(&text_, j == 0 ? "" : ", ", loop.extent(), " x ",
-                        loop.stride());
-      }
-      absl::StrAppend(&text_, "] ", EnumText(copy.wire_dtype()), " staging ",
-                      copy.staging_offset(), "\n");
+      to->CloseLine();
     }
+    to->CloseArray();
   }
+  Word("dtype", EnumText(stack.dtype()));
+  Dims("shape", stack.shape());
 }
 
 }  // namespace
 
 std::string PlanText(const PlanFile& plan, const TextOptions& options) {
-  return TextPrinter(plan, options).Print();
+  return PlanPrinter(plan, options, FactForm::kText).Print();
+}
+
+std::string PlanJson(const PlanFile& plan, const TextOptions& options) {
+  return PlanPrinter(plan, options, FactForm::kJson).Print();
 }
 
 std::string TopologyText(const fb::Topology& topology) {
-  std::string text;
-  if (topology.machine() != nullptr) {
-    text = absl::StrCat("machine ", QuotedText(topology.machine()), " ");
-  }
-  absl::StrAppend(
-      &text, "hosts_per_nvlink_domain ", topology.hosts_per_nvlink_domain(),
-      " gpus_per_nic ", topology.gpus_per_nic(), " hosts_per_leaf ",
-      topology.hosts_per_leaf() == 0 ? "all"
-                                     : absl::StrCat(topology.hosts_per_leaf()),
-      topology.rails() ? " rails" : "", " spine_oversubscription ",
-      topology.spine_oversubscription(), " peer ",
-      topology.peer_bytes_per_second(), " network ",
-      topology.network_bytes_per_second(), " bytes per second");
-  return text;
+  FactWriter facts(FactForm::kText);
+  SayTopology(topology, "", facts);
+  const std::string line = facts.Take();
+  return line.substr(1, line.size() - 2);
 }
 
 }  // namespace refit

@@ -97,6 +97,16 @@ TEST(PlanTextTest, WhatARankDealsOutIsCalledSo) {
   EXPECT_TRUE(messages[2]["deals"].GetBool());
 }
 
+TEST(PlanTextTest, ASourceThatSendsInsideAHostDealsNothingOut) {
+  PlanSpec spec = DealtSpec();
+  spec.programs[0].host = 1;
+  EXPECT_NE(TextOf(spec, {}).find("\n  round 0 send -> 1 16 bytes"),
+            std::string::npos);
+  rapidjson::Document json;
+  json.Parse(PlanJson(OpenSpec(spec), {}).c_str());
+  EXPECT_FALSE(json["ranks"][0]["messages"][0].HasMember("deals"));
+}
+
 TEST(PlanTextTest, HeaderNamesFormatAndDigests) {
   const PlanFile plan = OpenSpec(SampleSpec());
   const std::string text = PlanText(plan, {});
@@ -371,6 +381,21 @@ TEST(PlanJsonTest, RankRestrictsTheTables) {
   EXPECT_EQ(json["ranks"].Size(), 1u);
   EXPECT_EQ(json["buffers"].Size(), 2u);
   EXPECT_EQ(json["copy_lists"].Size(), 2u);
+}
+
+TEST(PlanJsonTest, AGlobRestrictsTheQuantizations) {
+  PlanSpec spec = QuantizedSpec();
+  spec.params.push_back({.name = "lm_head.weight",
+                         .index = {},
+                         .shape = {8},
+                         .skip = fb::SkipReason::kTied});
+  const PlanFile plan = OpenSpec(spec);
+  const TextOptions options = {.tensor_glob = "lm_head.*"};
+  EXPECT_EQ(Lines(PlanText(plan, options), "quantization"), "");
+  rapidjson::Document json;
+  json.Parse(PlanJson(plan, options).c_str());
+  EXPECT_EQ(json["params"].Size(), 1u);
+  EXPECT_EQ(json["quantizations"].Size(), 0u);
 }
 
 TEST(StatsTextTest, SaysBytesTimesAndSizes) {
