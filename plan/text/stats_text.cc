@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "plan/text/json_writer.h"
 #include "plan/text/plan_view.h"
 #include "plan/text/stats.h"
 #include "plan/text/text.h"
@@ -36,40 +37,75 @@ std::string HumanSeconds(double seconds) {
   return absl::StrFormat("%.3f us", seconds * 1e6);
 }
 
-// Rows of label, exact value, unit, and a remark, in columns.
-class StatsTable {
+// Says each number once: in JSON at its key, and in a row of text with its
+// label, exact value, unit and a remark. A number without a label has no row.
+class StatsPrinter : JsonWriter {
  public:
-  void Add(const std::string& label, const std::string& value,
-           const std::string& unit, const std::string& remark = "") {
-    rows_.push_back({label, value, unit, remark});
-  }
-  void AddBytes(const std::string& label, uint64_t bytes,
-                const std::string& remark = "") {
-    const std::string human = HumanBytes(static_cast<double>(bytes));
-    Add(label, absl::StrCat(bytes), "bytes",
-        absl::StrCat(human, human.empty() || remark.empty() ? "" : ", ",
-                     remark));
-  }
-  void AddCount(const std::string& label, uint64_t count,
-                const std::string& remark = "") {
-    Add(label, absl::StrCat(count), "", remark);
-  }
-  void AddSeconds(const std::string& label, double seconds,
-                  const std::string& remark = "") {
-    Add(label, absl::StrFormat("%.6g", seconds), "s",
-        absl::StrCat(HumanSeconds(seconds), remark.empty() ? "" : ", ",
-                     remark));
-  }
-  std::string Text() const;
+  explicit StatsPrinter(const PlanFile& plan);
+
+  std::string Table() const;
+  using JsonWriter::Take;
 
  private:
   struct Row {
     std::string label, value, unit, remark;
   };
+
+  void Add(const std::string& label, const std::string& value,
+           const std::string& unit, const std::string& remark) {
+    if (!label.empty()) rows_.push_back({label, value, unit, remark});
+  }
+  void AddBytes(const std::string& label, uint64_t bytes,
+                const std::string& remark) {
+    const std::string human = HumanBytes(static_cast<double>(bytes));
+    Add(label, absl::StrCat(bytes), "bytes",
+        absl::StrCat(human, human.empty() || remark.empty() ? "" : ", ",
+                     remark));
+  }
+  void Bytes(const char* key, const std::string& label, uint64_t bytes,
+             const std::string& remark = "") {
+    Number(key, bytes);
+    AddBytes(label, bytes, remark);
+  }
+  void Count(const std::string& key, const std::string& label, uint64_t count,
+             const std::string& remark = "") {
+    Number(key, count);
+    Add(label, absl::StrCat(count), "", remark);
+  }
+  void Seconds(const char* key, const std::string& label, double seconds,
+               const std::string& remark = "") {
+    Real(key, seconds);
+    Add(label, absl::StrFormat("%.6g", seconds), "s",
+        absl::StrCat(HumanSeconds(seconds), remark.empty() ? "" : ", ",
+                     remark));
+  }
+
+  void SayTraffic(const PlanFile& plan);
+  void SayBalance(const char* key, const std::string& label,
+                  const Balance& balance, bool has_ranks);
+  void SayTime(const Estimates& estimates);
+  void SaySchedule(const fb::Body& body);
+  void SayScratch(fb::Side side);
+  void SayDelta(const fb::Delta& delta);
+  void SayTables(const PlanFile& plan);
+
+  const PlanStats stats_;
   std::vector<Row> rows_;
 };
 
-std::string StatsTable::Text() const {
+StatsPrinter::StatsPrinter(const PlanFile& plan) : stats_(StatsOf(plan)) {
+  OpenObject();
+  SayTraffic(plan);
+  SayTime(EstimatesOf(plan));
+  SaySchedule(plan.body());
+  SayScratch(fb::Side::kSource);
+  SayScratch(fb::Side::kDestination);
+  if (plan.body().delta() != nullptr) SayDelta(*plan.body().delta());
+  SayTables(plan);
+  CloseObject();
+}
+
+std::string StatsPrinter::Table() const {
   size_t label_width = 0;
   size_t value_width = 0;
   for (const Row& row : rows_) {
@@ -89,163 +125,166 @@ std::string StatsTable::Text() const {
   return text;
 }
 
-void AddBalance(const std::string& label, const Balance& balance,
-                StatsTable& table) {
-  table.AddBytes(absl::StrCat(label, ", max"), balance.max_bytes,
-                 absl::StrCat("rank ", balance.busiest));
-  table.Add(absl::StrCat(label, ", mean"),
-            absl::StrFormat("%.0f", balance.mean_bytes), "bytes",
-            HumanBytes(balance.mean_bytes));
-  table.Add("  imbalance", absl::StrFormat("%.3f", balance.imbalance()), "",
-            "max / mean");
-}
-
-void AddTraffic(const PlanFile& plan, const PlanStats& stats,
-                StatsTable& table) {
-  const Totals& totals = stats.totals;
-  const auto route_bytes = [&](fb::Route route) {
+void StatsPrinter::SayTraffic(const PlanFile& plan) {
+  const Totals& totals = stats_.totals;
+  const Dealt& dealt = stats_.dealt;
+  const auto of_route = [&](fb::Route route) {
     return totals.route_bytes[static_cast<size_t>(route)];
   };
-  const int32_t destinations = plan.world_size() - plan.source_ranks();
-  table.Add("ranks", absl::StrCat(plan.world_size()), "",
-            absl::StrCat(plan.source_ranks(), " source, ", destinations,
-                         " destination, on ", stats.hosts,
-                         stats.hosts == 1 ? " host" : " hosts"));
-  table.AddBytes("moved", totals.moved_bytes());
-  table.AddBytes("  local", route_bytes(fb::Route::kLocal), "on one GPU");
-  table.AddBytes("  peer", route_bytes(fb::Route::kPeer), "inside a host");
-  table.AddBytes("  network", route_bytes(fb::Route::kNetwork),
-                 "between hosts");
-  table.AddBytes("  direct", totals.direct_bytes,
-                 "stored into mapped tensors, without staging");
-  if (totals.relayed_bytes > 0) {
-    table.AddBytes("  relayed", totals.relayed_bytes,
-                   "passed on between destination ranks");
-  }
-  if (stats.dealt.bytes > 0) {
-    table.AddBytes("  dealt", stats.dealt.bytes,
-                   absl::StrCat("of these, beside what the network brings, by ",
-                                stats.dealt.ranks,
-                                stats.dealt.ranks == 1 ? " rank" : " ranks"));
-  }
-  if (plan.source_ranks() > 0) {
-    AddBalance("sent per source rank", stats.sent, table);
-  }
-  if (destinations > 0) {
-    AddBalance("received per destination rank", stats.received, table);
-  }
+  const int32_t sources = plan.source_ranks();
+  const int32_t destinations = plan.world_size() - sources;
+  Number("source_ranks", sources);
+  Number("destination_ranks", destinations);
+  Number("hosts", stats_.hosts);
+  Add("ranks", absl::StrCat(plan.world_size()), "",
+      absl::StrCat(sources, " source, ", destinations, " destination, on ",
+                   stats_.hosts, stats_.hosts == 1 ? " host" : " hosts"));
+  Bytes("moved_bytes", "moved", totals.moved_bytes());
+  Bytes("local_bytes", "  local", of_route(fb::Route::kLocal), "on one GPU");
+  Bytes("peer_bytes", "  peer", of_route(fb::Route::kPeer), "inside a host");
+  Bytes("network_bytes", "  network", of_route(fb::Route::kNetwork),
+        "between hosts");
+  Bytes("direct_bytes", "  direct", totals.direct_bytes,
+        "stored into mapped tensors, without staging");
+  Bytes("relayed_bytes", totals.relayed_bytes > 0 ? "  relayed" : "",
+        totals.relayed_bytes, "passed on between destination ranks");
+  Bytes("dealt_bytes", dealt.bytes > 0 ? "  dealt" : "", dealt.bytes,
+        absl::StrCat("of these, beside what the network brings, by ",
+                     dealt.ranks, dealt.ranks == 1 ? " rank" : " ranks"));
+  Number("dealing_ranks", dealt.ranks);
+  SayBalance("sent_by_source_ranks", "sent per source rank", stats_.sent,
+             sources > 0);
+  SayBalance("received_by_destination_ranks", "received per destination rank",
+             stats_.received, destinations > 0);
 }
 
-void AddTime(const Estimates& estimates, StatsTable& table) {
-  table.AddSeconds("lower bound", estimates.lower_bound_seconds);
-  table.AddSeconds("predicted", estimates.predicted_seconds,
-                   estimates.lower_bound_seconds > 0
-                       ? absl::StrFormat("%.3f x the lower bound",
-                                         estimates.predicted_seconds /
-                                             estimates.lower_bound_seconds)
-                       : "");
-  if (!estimates.binding_link.empty()) {
-    table.Add("  binding link", "", "", estimates.binding_link);
-  }
+void StatsPrinter::SayBalance(const char* key, const std::string& label,
+                              const Balance& balance, bool has_ranks) {
+  OpenObject(key);
+  Number("rank", balance.busiest);
+  Bytes("max_bytes", has_ranks ? label + ", max" : "", balance.max_bytes,
+        absl::StrCat("rank ", balance.busiest));
+  Real("mean_bytes", balance.mean_bytes);
+  Real("imbalance", balance.imbalance());
+  CloseObject();
+  if (!has_ranks) return;
+  Add(label + ", mean", absl::StrFormat("%.0f", balance.mean_bytes), "bytes",
+      HumanBytes(balance.mean_bytes));
+  Add("  imbalance", absl::StrFormat("%.3f", balance.imbalance()), "",
+      "max / mean");
 }
 
-void AddSchedule(const fb::Body& body, const PlanStats& stats,
-                 StatsTable& table) {
-  const Totals& totals = stats.totals;
-  table.AddCount("messages", totals.messages);
-  table.AddBytes("  largest staged", totals.largest_message_bytes,
-                 absl::StrCat("limit ", body.limits()->bucket_bytes()));
-  table.AddCount("rounds", body.rounds()->size());
-  table.AddCount(
-      "  operations of a rank, max", totals.most_operations,
-      absl::StrCat("rank ", totals.most_operations_rank, " in round ",
-                   totals.most_operations_round, ", limit ",
-                   body.limits()->operations_per_round()));
-  if (stats.most_network_peers > 0) {
-    const uint32_t limit = body.limits()->network_peers();
-    table.AddCount(
-        "network peers of a rank, max", stats.most_network_peers,
-        absl::StrCat("rank ", stats.most_network_peers_rank,
-                     limit == 0 ? "" : absl::StrCat(", limit ", limit)));
-    table.AddBytes("  NCCL's buffers for all", kNcclNetworkBytes,
-                   "of a GPU's memory, with NCCL 2.28.9 over sockets");
-  }
-  if (body.programs()->size() > 0) {
-    table.AddBytes("staging of a rank, max", stats.largest_staging_bytes,
-                   absl::StrCat("rank ", stats.largest_staging_rank, ", limit ",
-                                body.limits()->staging_bytes()));
-  }
+void StatsPrinter::SayTime(const Estimates& estimates) {
+  Seconds("lower_bound_seconds", "lower bound", estimates.lower_bound_seconds);
+  Seconds("predicted_seconds", "predicted", estimates.predicted_seconds,
+          estimates.lower_bound_seconds > 0
+              ? absl::StrFormat(
+                    "%.3f x the lower bound",
+                    estimates.predicted_seconds / estimates.lower_bound_seconds)
+              : "");
+  Text("binding_link", estimates.binding_link);
+  Add(estimates.binding_link.empty() ? "" : "  binding link", "", "",
+      estimates.binding_link);
+}
+
+void StatsPrinter::SaySchedule(const fb::Body& body) {
+  const Totals& totals = stats_.totals;
+  const fb::Limits& limits = *body.limits();
+  Count("messages", "messages", totals.messages);
+  Bytes("largest_staged_bytes", "  largest staged",
+        totals.largest_message_bytes,
+        absl::StrCat("limit ", limits.bucket_bytes()));
+  Count("rounds", "rounds", body.rounds()->size());
+  Count("operations_max", "  operations of a rank, max", totals.most_operations,
+        absl::StrCat("rank ", totals.most_operations_rank, " in round ",
+                     totals.most_operations_round, ", limit ",
+                     limits.operations_per_round()));
+  const bool has_peers = stats_.most_network_peers > 0;
+  Count("network_peers_max", has_peers ? "network peers of a rank, max" : "",
+        stats_.most_network_peers,
+        absl::StrCat("rank ", stats_.most_network_peers_rank,
+                     limits.network_peers() == 0
+                         ? ""
+                         : absl::StrCat(", limit ", limits.network_peers())));
+  AddBytes(has_peers ? "  NCCL's buffers for all" : "", kNcclNetworkBytes,
+           "of a GPU's memory, with NCCL 2.28.9 over sockets");
+  Bytes("staging_bytes_max",
+        body.programs()->size() > 0 ? "staging of a rank, max" : "",
+        stats_.largest_staging_bytes,
+        absl::StrCat("rank ", stats_.largest_staging_rank, ", limit ",
+                     limits.staging_bytes()));
 }
 
 // What is quantized costs its ranks memory, at the source or the destination.
-void AddScratch(const PlanStats& stats, StatsTable& table) {
-  for (const fb::Side side : {fb::Side::kSource, fb::Side::kDestination}) {
-    const ScratchUse& scratch = stats.scratch[static_cast<size_t>(side)];
-    if (scratch.bytes == 0) continue;
-    table.AddBytes(absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
-                   scratch.bytes,
-                   absl::StrCat("rank ", scratch.rank, ", to quantize"));
-    if (scratch.waves.count == 0) continue;
-    table.AddCount("  in waves", scratch.waves.count,
-                   absl::StrCat("each in windows of at most ",
-                                scratch.waves.largest_bytes, " bytes"));
-  }
+void StatsPrinter::SayScratch(fb::Side side) {
+  const ScratchUse& scratch = stats_.scratch[static_cast<size_t>(side)];
+  if (scratch.bytes == 0) return;
+  OpenObject(absl::StrCat(EnumText(side), "_scratch"));
+  Number("rank", scratch.rank);
+  Bytes("bytes", absl::StrCat("scratch of a ", EnumText(side), " rank, max"),
+        scratch.bytes, absl::StrCat("rank ", scratch.rank, ", to quantize"));
+  Count("waves", scratch.waves.count == 0 ? "" : "  in waves",
+        scratch.waves.count,
+        absl::StrCat("each in windows of at most ", scratch.waves.largest_bytes,
+                     " bytes"));
+  Number("largest_wave_bytes", scratch.waves.largest_bytes);
+  CloseObject();
 }
 
 // How refits of a plan with deltas find what changed, and what that costs.
-void AddDelta(const PlanFile& plan, const PlanStats& stats, StatsTable& table) {
-  const fb::Delta* const delta = plan.body().delta();
-  if (delta == nullptr) return;
+void StatsPrinter::SayDelta(const fb::Delta& delta) {
   const std::string dense =
-      delta->dense_every() == 0
+      delta.dense_every() == 0
           ? ""
-          : absl::StrCat(", dense every ", delta->dense_every(), " refits");
-  if (delta->changes() == fb::DeltaChanges::kSnapshot) {
-    table.AddBytes("delta snapshot of a rank, max", stats.snapshot_bytes,
-                   absl::StrCat("rank ", stats.snapshot_rank, dense));
-  } else {
-    table.Add("delta", "", "", "workers mark what changed" + dense);
+          : absl::StrCat(", dense every ", delta.dense_every(), " refits");
+  const bool snapshots = delta.changes() == fb::DeltaChanges::kSnapshot;
+  OpenObject("delta");
+  Text("changes", EnumText(delta.changes()));
+  Number("dense_every", delta.dense_every());
+  Bytes("snapshot_bytes_max", snapshots ? "delta snapshot of a rank, max" : "",
+        stats_.snapshot_bytes,
+        absl::StrCat("rank ", stats_.snapshot_rank, dense));
+  Add(snapshots ? "" : "delta", "", "", "workers mark what changed" + dense);
+  if (delta.rungs() != nullptr) {
+    Numbers("rungs", *delta.rungs());
+    std::string rungs;
+    for (const uint8_t rung : *delta.rungs()) {
+      absl::StrAppend(&rungs, " 1/", uint64_t{1} << rung);
+    }
+    Add(rungs.empty() ? "" : "delta staged rounds", "", "", "rungs" + rungs);
   }
-  if (delta->rungs() == nullptr || delta->rungs()->size() == 0) return;
-  std::string rungs = "rungs";
-  for (const uint8_t rung : *delta->rungs()) {
-    absl::StrAppend(&rungs, " 1/", uint64_t{1} << rung);
-  }
-  table.Add("delta staged rounds", "", "", rungs);
+  CloseObject();
 }
 
-void AddTables(const PlanFile& plan, const PlanStats& stats,
-               StatsTable& table) {
+void StatsPrinter::SayTables(const PlanFile& plan) {
   const fb::Body& body = plan.body();
-  table.AddCount("params", stats.params,
-                 absl::StrCat("in ", body.params()->size(), " stacks"));
-  table.AddCount(
-      "tensors of all ranks", stats.tensors,
-      absl::StrCat("in ", body.buffers()->size(), " buffer entries"));
-  table.AddCount("fragments", stats.fragments);
-  table.AddCount("copies", body.copies()->size(),
-                 absl::StrCat("in ", body.copy_lists()->size(), " lists"));
-  table.AddCount("skips", stats.skips);
-  // A line for each kind; most plans have none.
-  for (const auto& [name, count] : stats.post_hooks) {
-    table.AddCount(absl::StrCat("post-hook ", name), count,
-                   "tensors of all ranks");
+  Count("params", "params", stats_.params,
+        absl::StrCat("in ", body.params()->size(), " stacks"));
+  Number("param_stacks", body.params()->size());
+  Count("tensors", "tensors of all ranks", stats_.tensors,
+        absl::StrCat("in ", body.buffers()->size(), " buffer entries"));
+  Number("buffers", body.buffers()->size());
+  Count("fragments", "fragments", stats_.fragments);
+  Count("copies", "copies", body.copies()->size(),
+        absl::StrCat("in ", body.copy_lists()->size(), " lists"));
+  Number("copy_lists", body.copy_lists()->size());
+  Count("skips", "skips", stats_.skips);
+  OpenObject("post_hooks");
+  for (const auto& [name, count] : stats_.post_hooks) {
+    Count(name, "post-hook " + name, count, "tensors of all ranks");
   }
-  table.AddBytes("plan file", plan.bytes().size());
+  CloseObject();
+  Bytes("file_bytes", "plan file", plan.bytes().size());
 }
 
 }  // namespace
 
 std::string StatsText(const PlanFile& plan) {
-  const PlanStats stats = StatsOf(plan);
-  StatsTable table;
-  AddTraffic(plan, stats, table);
-  AddTime(EstimatesOf(plan), table);
-  AddSchedule(plan.body(), stats, table);
-  AddScratch(stats, table);
-  AddDelta(plan, stats, table);
-  AddTables(plan, stats, table);
-  return table.Text();
+  return StatsPrinter(plan).Table();
+}
+
+std::string StatsJson(const PlanFile& plan) {
+  return StatsPrinter(plan).Take();
 }
 
 }  // namespace refit
