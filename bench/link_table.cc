@@ -79,9 +79,7 @@ void WriteTopology(const LinkTable& table, JsonWriter& json) {
   if (topology.gpus_per_host.has_value()) {
     json.Number("gpus_per_host", *topology.gpus_per_host);
   } else {
-    json.OpenLine("hosts");
-    for (const size_t host : topology.hosts) json.Number(host);
-    json.CloseLine();
+    json.Line("hosts", topology.hosts);
   }
   const auto write = [&](const char* key, std::optional<double> speed) {
     if (!speed.has_value()) return;

@@ -54,9 +54,7 @@ void WriteIterations(const TimedMethod& method, JsonWriter& json) {
   json.Real("p99_us", Percentile(sorted, 99));
   json.Real("stdev_us", deviation);
   json.Real("cv_pct", mean > 0 ? 100 * deviation / mean : 0);
-  json.OpenLine("times_us");
-  for (const double time : times) json.Real(time);
-  json.CloseLine();
+  json.Line("times_us", times);
   json.CloseObject();
 }
 

@@ -39,4 +39,15 @@ size_t FirstNotUtf8(std::string_view text) {
   return std::string_view::npos;
 }
 
+std::string AsUtf8(std::string_view text) {
+  std::string result;
+  while (true) {
+    const size_t bad = FirstNotUtf8(text);
+    result += text.substr(0, bad);
+    if (bad == std::string_view::npos) return result;
+    result += "\xEF\xBF\xBD";
+    text.remove_prefix(bad + 1);
+  }
+}
+
 }  // namespace refit

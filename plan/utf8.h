@@ -3,6 +3,7 @@
 #define REFIT_PLAN_UTF8_H_
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace refit {
@@ -10,6 +11,9 @@ namespace refit {
 // The offset of the first byte that begins no UTF-8 sequence; npos if all is
 // UTF-8. NUL is.
 size_t FirstNotUtf8(std::string_view text);
+
+// With U+FFFD for each byte that is not UTF-8.
+std::string AsUtf8(std::string_view text);
 
 }  // namespace refit
 

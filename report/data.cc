@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "report/sections.h"
@@ -26,14 +27,14 @@ void WriteMeasured(const MeasuredRun& run, const PlanFile& plan,
       timed = &refit;
     }
   }
-  data.Open("measured");
+  data.OpenObject("measured");
   data.FileName("name", run.path);
   data.Number("delta_refits", run.delta_refits);
-  data.Numbers("refits", numbers);
-  data.Reals("seconds", seconds);
-  data.Reals("pack_seconds", packing);
-  data.Reals("wire_seconds", wire);
-  data.Reals("unpack_seconds", unpacking);
+  data.Line("refits", numbers);
+  data.Line("seconds", seconds);
+  data.Line("pack_seconds", packing);
+  data.Line("wire_seconds", wire);
+  data.Line("unpack_seconds", unpacking);
   if (timed != nullptr) {
     const uint32_t rounds_per_group = RoundsPerGroup(plan);
     std::vector<double> rounds;
@@ -41,49 +42,49 @@ void WriteMeasured(const MeasuredRun& run, const PlanFile& plan,
       if (i % rounds_per_group == 0) rounds.push_back(0);
       rounds.back() += timed->round_seconds[i];
     }
-    data.Reals("rounds", rounds);
+    data.Line("rounds", rounds);
   }
-  data.Close();
+  data.CloseObject();
 }
 
 void WriteComparison(const Comparison& against, DataWriter& data) {
   const PlanDifference& difference = against.difference;
-  data.Open("against");
+  data.OpenObject("against");
   data.FileName("name", against.path);
   data.Text("digest", against.digest);
   data.Text("summary", difference.summary);
   const PlanTotals& a = difference.totals_a;
   const PlanTotals& b = difference.totals_b;
-  data.Numbers("moved_bytes", {a.moved_bytes, b.moved_bytes});
-  data.Numbers("rounds", {a.rounds, b.rounds});
-  data.Numbers("peak_staging_bytes",
-               {a.peak_staging_bytes, b.peak_staging_bytes});
+  data.Line("moved_bytes", std::array{a.moved_bytes, b.moved_bytes});
+  data.Line("rounds", std::array{a.rounds, b.rounds});
+  data.Line("peak_staging_bytes",
+            std::array{a.peak_staging_bytes, b.peak_staging_bytes});
   std::map<std::string, size_t> of_rule;
-  data.OpenList("differences");
+  data.OpenArray("differences");
   for (const Difference& entry : difference.differences) {
     if (++of_rule[entry.rule] > kMostDifferences) continue;
-    data.Open();
+    data.OpenObject();
     data.Text("class", ClassText(entry.kind));
     data.Text("rule", entry.rule);
     data.Text("text", entry.text);
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.OpenList("left_out");
+  data.CloseArray();
+  data.OpenArray("left_out");
   for (const auto& [rule, count] : of_rule) {
     if (count <= kMostDifferences) continue;
-    data.Open();
+    data.OpenObject();
     data.Text("rule", rule);
     data.Number("count", count - kMostDifferences);
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.Close();
+  data.CloseArray();
+  data.CloseObject();
 }
 
 std::string ReportData(const ReportInputs& inputs) {
   DataWriter data;
-  data.Open();
+  data.OpenObject();
   WritePlan(inputs, data);
   WriteTimes(inputs, data);
   WriteCoverage(inputs, data);
@@ -99,7 +100,7 @@ std::string ReportData(const ReportInputs& inputs) {
   }
   if (inputs.against.has_value()) WriteComparison(*inputs.against, data);
   data.WriteNames("names");
-  data.Close();
+  data.CloseObject();
   return data.Take();
 }
 

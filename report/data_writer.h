@@ -1,4 +1,4 @@
-// JSON of the data part: keys and values, and names that are written once.
+// JSON of the data part, with names that are written once.
 #ifndef REFIT_REPORT_DATA_WRITER_H_
 #define REFIT_REPORT_DATA_WRITER_H_
 
@@ -11,48 +11,41 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/types/span.h"
+#include "plan/text/json_writer.h"
 
 namespace refit::report {
 
-class DataWriter {
+class DataWriter
+    : public JsonWriterOf<rapidjson::Writer<rapidjson::StringBuffer>> {
  public:
-  DataWriter();
+  // Seconds to a nanosecond, so that the page stays small.
+  DataWriter() { writer_.SetMaxDecimalPlaces(9); }
 
-  // Of an object, at `key` unless it is "".
-  void Open(std::string_view key = "");
-  void Close() { writer_.EndObject(); }
-  void OpenList(std::string_view key);
-  void CloseList() { writer_.EndArray(); }
-
-  void Number(std::string_view key, uint64_t value);
-  // JSON has no word for what is not finite: null.
-  void Real(std::string_view key, double value);
-  void Flag(std::string_view key, bool value);
-  void Text(std::string_view key, std::string_view value);
   // The last part of the path: pages are mailed to others.
-  void FileName(std::string_view key, std::string_view path);
+  void FileName(std::string_view key, std::string_view path) {
+    Text(key, path == "-" ? "standard input"
+                          : path.substr(path.find_last_of('/') + 1));
+  }
   // The text's position in the table of names.
-  void Name(std::string_view key, const std::string& name);
-
-  void Numbers(std::string_view key, absl::Span<const uint64_t> values);
-  void Reals(std::string_view key, absl::Span<const double> values);
-  void Texts(std::string_view key, absl::Span<const std::string> values);
-  void Names(std::string_view key, absl::Span<const std::string> names);
-
+  void Name(std::string_view key, const std::string& name) {
+    Number(key, NumberOf(name));
+  }
+  void Names(std::string_view key, const std::vector<std::string>& names) {
+    std::vector<uint32_t> numbers;
+    for (const std::string& name : names) numbers.push_back(NumberOf(name));
+    Line(key, numbers);
+  }
   // The table of names, at `key`.
-  void WriteNames(std::string_view key);
-
-  std::string Take() { return buffer_.GetString(); }
+  void WriteNames(std::string_view key) { Line(key, names_); }
 
  private:
-  void Key(std::string_view key);
-  void String(std::string_view value);
-  void Value(double value);
-  uint32_t NumberOf(const std::string& name);
+  uint32_t NumberOf(const std::string& name) {
+    const auto [found, is_new] =
+        numbers_.try_emplace(name, static_cast<uint32_t>(names_.size()));
+    if (is_new) names_.push_back(name);
+    return found->second;
+  }
 
-  rapidjson::StringBuffer buffer_;
-  rapidjson::Writer<rapidjson::StringBuffer> writer_{buffer_};
   std::vector<std::string> names_;
   absl::flat_hash_map<std::string, uint32_t> numbers_;
 };

@@ -159,7 +159,7 @@ void WritePlan(const ReportInputs& inputs, DataWriter& data) {
   const PlanFile& plan = inputs.plan;
   const fb::Plan& file = plan.plan();
   const PlanStats stats = StatsOf(plan);
-  data.Open("plan");
+  data.OpenObject("plan");
   data.FileName("name", inputs.path);
   data.Text("digest", DigestText(*file.body_digest()));
   data.Text("inputs_digest", DigestText(*file.inputs_digest()));
@@ -175,8 +175,8 @@ void WritePlan(const ReportInputs& inputs, DataWriter& data) {
   data.Number("destination_ranks",
               static_cast<uint64_t>(plan.world_size() - plan.source_ranks()));
   data.Number("hosts", RanksByHost(plan.body()).size());
-  data.Flag("colocated", plan.body().colocated());
-  data.Flag("delta", plan.body().delta() != nullptr);
+  data.Bool("colocated", plan.body().colocated());
+  data.Bool("delta", plan.body().delta() != nullptr);
   data.Number("params", stats.params);
   data.Number("param_stacks", plan.body().params()->size());
   data.Number("tensors", stats.tensors);
@@ -185,7 +185,7 @@ void WritePlan(const ReportInputs& inputs, DataWriter& data) {
   const auto bytes_of = [&](fb::Route route) {
     return stats.totals.route_bytes[static_cast<size_t>(route)];
   };
-  data.Open("bytes");
+  data.OpenObject("bytes");
   data.Number("moved", stats.totals.moved_bytes());
   data.Number("local", bytes_of(fb::Route::kLocal));
   data.Number("peer", bytes_of(fb::Route::kPeer));
@@ -193,24 +193,24 @@ void WritePlan(const ReportInputs& inputs, DataWriter& data) {
   data.Number("direct", stats.totals.direct_bytes);
   data.Number("relayed", stats.totals.relayed_bytes);
   data.Number("dealt", stats.dealt.bytes);
-  data.Close();
+  data.CloseObject();
   if (stats.dealt.bytes > 0) {
-    data.Open("dealt");
+    data.OpenObject("dealt");
     data.Number("ranks", stats.dealt.ranks);
     data.Number("busiest", stats.dealt.busiest);
     data.Number("busiest_bytes", stats.dealt.busiest_bytes);
     data.Text("receivers", NumberSetText(stats.dealt.receivers));
-    data.Close();
+    data.CloseObject();
   }
   if (inputs.job.has_value()) {
-    data.Open("job");
+    data.OpenObject("job");
     data.FileName("name", inputs.job->path);
     data.FileName("model", inputs.job->model_path);
     data.Text("source", inputs.job->source);
     data.Text("destination", inputs.job->destination);
-    data.Close();
+    data.CloseObject();
   }
-  data.Close();
+  data.CloseObject();
 }
 
 void WriteCoverage(const ReportInputs& inputs, DataWriter& data) {
@@ -256,7 +256,7 @@ void WriteCoverage(const ReportInputs& inputs, DataWriter& data) {
       hooks[{hook.name()->str(), hook.detail()->str()}] += held;
     }
   }
-  data.Open("coverage");
+  data.OpenObject("coverage");
   data.Number("proved_messages", static_cast<uint64_t>(inputs.proof.messages));
   data.Number("proved_elements",
               static_cast<uint64_t>(inputs.proof.destination_elements));
@@ -264,36 +264,36 @@ void WriteCoverage(const ReportInputs& inputs, DataWriter& data) {
   data.Number("tensors", tensors);
   data.Number("written", written);
   data.Number("filled", filled);
-  data.OpenList("skips");
+  data.OpenArray("skips");
   for (const auto& [why, skipped] : skips) {
-    data.Open();
+    data.OpenObject();
     data.Text("reason", why.first);
     data.Text("detail", why.second);
     data.Number("tensors", skipped.tensors);
     data.Number("elements", skipped.elements);
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.OpenList("unmoved_params");
+  data.CloseArray();
+  data.OpenArray("unmoved_params");
   for (uint32_t i = 0; i < Length(body.skips()); ++i) {
     const fb::Skip& skip = *body.skips()->Get(i);
-    data.Open();
+    data.OpenObject();
     data.Text("name", skip.name()->str());
     data.Text("reason", EnumText(skip.reason()));
     data.Text("detail", skip.detail() == nullptr ? "" : skip.detail()->str());
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.OpenList("post_hooks");
+  data.CloseArray();
+  data.OpenArray("post_hooks");
   for (const auto& [hook, held] : hooks) {
-    data.Open();
+    data.OpenObject();
     data.Text("name", hook.first);
     data.Text("detail", hook.second);
     data.Number("tensors", held);
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.Close();
+  data.CloseArray();
+  data.CloseObject();
 }
 
 void WriteRanks(const PlanFile& plan, DataWriter& data) {
@@ -315,11 +315,11 @@ void WriteRanks(const PlanFile& plan, DataWriter& data) {
                         ? stats.totals.sent_bytes[number]
                         : stats.totals.received_bytes[number]);
   }
-  data.Open("ranks");
-  data.Numbers("host", hosts);
-  data.Numbers("shard", shard_of);
-  data.Numbers("bytes", moved);
-  data.Close();
+  data.OpenObject("ranks");
+  data.Line("host", hosts);
+  data.Line("shard", shard_of);
+  data.Line("bytes", moved);
+  data.CloseObject();
 }
 
 void WriteTraffic(const PlanFile& plan, DataWriter& data) {
@@ -395,14 +395,14 @@ void WriteTraffic(const PlanFile& plan, DataWriter& data) {
     row_of.push_back(found->second);
   }
   for (const End& receiver : columns) receiving.push_back(label(receiver));
-  data.Open("traffic");
-  data.Flag("by_host", by_host);
-  data.Numbers("senders", senders);
-  data.Numbers("receivers", receiving);
-  data.Numbers("values", values);
-  data.Numbers("row_of", row_of);
-  data.Texts("rows", distinct);
-  data.Close();
+  data.OpenObject("traffic");
+  data.Bool("by_host", by_host);
+  data.Line("senders", senders);
+  data.Line("receivers", receiving);
+  data.Line("values", values);
+  data.Line("row_of", row_of);
+  data.Line("rows", distinct);
+  data.CloseObject();
 }
 
 void WriteMemory(const PlanFile& plan, DataWriter& data) {
@@ -422,14 +422,14 @@ void WriteMemory(const PlanFile& plan, DataWriter& data) {
     scratch_arena =
         std::max(scratch_arena, ScratchBytes(plan, static_cast<int32_t>(rank)));
   }
-  data.Open("memory");
+  data.OpenObject("memory");
   data.Number("staging_arena", staging_arena);
   data.Number("scratch_arena", scratch_arena);
-  data.Numbers("staging", staging.bytes);
-  data.Numbers("staging_rank", staging.ranks);
-  data.Numbers("scratch", scratch.bytes);
-  data.Numbers("scratch_rank", scratch.ranks);
-  data.Close();
+  data.Line("staging", staging.bytes);
+  data.Line("staging_rank", staging.ranks);
+  data.Line("scratch", scratch.bytes);
+  data.Line("scratch_rank", scratch.ranks);
+  data.CloseObject();
 }
 
 }  // namespace refit::report

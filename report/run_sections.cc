@@ -60,7 +60,7 @@ double SecondsOf(const Simulation& simulation, uint32_t task) {
 void WriteTask(const PlanFile& plan, const Simulation& simulation,
                RankTask of_rank, DataWriter& data) {
   const Task task = simulator::TaskOf(simulation.graph, of_rank);
-  data.Open();
+  data.OpenObject();
   data.Name("kind", simulator::TaskKindText(task.kind));
   data.Number("rank", static_cast<uint64_t>(task.rank));
   data.Real("begin", simulation.times[of_rank.number].begin);
@@ -83,7 +83,7 @@ void WriteTask(const PlanFile& plan, const Simulation& simulation,
     }
     data.Names("tensors", tensors);
   }
-  data.Close();
+  data.CloseObject();
 }
 
 // The longest `most` of the tasks; of equals those that come first.
@@ -125,31 +125,31 @@ std::vector<RankTask> LongestOfAll(const Simulation& simulation, size_t most) {
 void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
   const Estimates estimates = EstimatesOf(inputs.plan);
   const Simulation& simulation = inputs.simulation;
-  data.Open("times");
+  data.OpenObject("times");
   data.Real("lower_bound", estimates.lower_bound_seconds);
   data.Real("predicted", estimates.predicted_seconds);
   data.Text("predicted_binding_link", estimates.binding_link);
   data.Real("simulated", simulation.seconds);
   data.Text("executor", simulator::ExecutorText(simulation.options.executor));
-  data.Flag("plan_speeds", simulation.options.has_plan_speeds);
+  data.Bool("plan_speeds", simulation.options.has_plan_speeds);
   if (const uint32_t binding = simulator::BindingLink(simulation.graph.links);
       binding != kNone) {
-    data.Open("binding_link");
+    data.OpenObject("binding_link");
     WriteLink(simulation.graph.links[binding], data);
-    data.Close();
+    data.CloseObject();
   }
-  data.OpenList("idle");
+  data.OpenArray("idle");
   for (const simulator::IdleTime& idle :
        simulator::IdleTimes(inputs.plan, simulation)) {
-    data.Open();
+    data.OpenObject();
     data.Text("during", idle.during);
     data.Real("seconds", idle.seconds);
     data.Number("parts", idle.parts);
     data.Text("most_of", idle.most_of);
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.Close();
+  data.CloseArray();
+  data.CloseObject();
 }
 
 void WriteLinks(const Simulation& simulation, DataWriter& data) {
@@ -167,22 +167,22 @@ void WriteLinks(const Simulation& simulation, DataWriter& data) {
            std::make_pair(links[b].kind, links[b].owner);
   });
   const simulator::LinkShares shares(simulation, kBins);
-  data.Open("links");
+  data.OpenObject("links");
   data.Number("all", links.size());
-  data.OpenList("list");
+  data.OpenArray("list");
   for (const uint32_t number : shown) {
     const Link& link = links[number];
-    data.Open();
+    data.OpenObject();
     data.Name("kind", simulator::LinkKindText(link.kind));
     data.Name("of", OwnerText(link));
     data.Number("owner", link.owner);
     data.Number("bytes", link.bytes);
     data.Real("speed", link.bytes_per_second);
     data.Text("shares", ShareText(shares[number]));
-    data.Close();
+    data.CloseObject();
   }
-  data.CloseList();
-  data.Close();
+  data.CloseArray();
+  data.CloseObject();
 }
 
 void WriteRounds(const ReportInputs& inputs, DataWriter& data) {
@@ -205,23 +205,23 @@ void WriteRounds(const ReportInputs& inputs, DataWriter& data) {
     messages.back() += round.messages;
     bytes.back() += round.size_bytes;
   }
-  data.Open("rounds");
+  data.OpenObject("rounds");
   data.Number("per_group", rounds_per_group);
-  data.Reals("begin", begins);
-  data.Reals("end", ends);
-  data.Numbers("messages", messages);
-  data.Numbers("bytes", bytes);
+  data.Line("begin", begins);
+  data.Line("end", ends);
+  data.Line("messages", messages);
+  data.Line("bytes", bytes);
   data.Names("route", routes);
-  data.Close();
+  data.CloseObject();
 }
 
 void WriteSlowest(const ReportInputs& inputs, DataWriter& data) {
   const Simulation& simulation = inputs.simulation;
-  data.OpenList("slowest");
+  data.OpenArray("slowest");
   for (const RankTask task : LongestOfAll(simulation, kMostSlowest)) {
     WriteTask(inputs.plan, simulation, task, data);
   }
-  data.CloseList();
+  data.CloseArray();
 }
 
 void WriteCriticalPath(const ReportInputs& inputs, DataWriter& data) {
@@ -240,17 +240,17 @@ void WriteCriticalPath(const ReportInputs& inputs, DataWriter& data) {
     left_out_seconds -= SecondsOf(simulation, task);
   }
   const size_t left_out = simulation.critical_path.size() - shown.size();
-  data.Open("critical_path");
+  data.OpenObject("critical_path");
   data.Number("left_out", left_out);
   data.Real("left_out_seconds", left_out == 0 ? 0 : left_out_seconds);
-  data.OpenList("parts");
+  data.OpenArray("parts");
   for (const uint32_t task : shown) {
     WriteTask(inputs.plan, simulation,
               {.number = task, .rank = simulation.graph.tasks[task].rank},
               data);
   }
-  data.CloseList();
-  data.Close();
+  data.CloseArray();
+  data.CloseObject();
 }
 
 }  // namespace refit::report

@@ -51,11 +51,7 @@ void SimulationPrinter::PrintOptions() {
   };
   print_factors("slow_ranks", options.slow_ranks);
   print_factors("slow_nics", options.slow_nics);
-  if (!options.dead_nics.empty()) {
-    OpenLine("dead_nics");
-    for (const int32_t rank : options.dead_nics) Number(rank);
-    CloseLine();
-  }
+  if (!options.dead_nics.empty()) Line("dead_nics", options.dead_nics);
   if (options.oversubscription.has_value()) {
     Real("oversubscription", *options.oversubscription);
   }

@@ -1,6 +1,7 @@
 #include "plan/diff/diff.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -217,10 +218,8 @@ std::string DifferenceJson(const PlanDifference& difference) {
   json.CloseObject();
   // Of the first plan, then of the second.
   const auto add_totals = [&](const char* key, uint64_t PlanTotals::*total) {
-    json.OpenLine(key);
-    json.Number(difference.totals_a.*total);
-    json.Number(difference.totals_b.*total);
-    json.CloseLine();
+    json.Line(key, std::array{difference.totals_a.*total,
+                              difference.totals_b.*total});
   };
   add_totals("moved_bytes", &PlanTotals::moved_bytes);
   add_totals("rounds", &PlanTotals::rounds);
@@ -240,11 +239,7 @@ std::string DifferenceJson(const PlanDifference& difference) {
     json.Text("class", ClassText(entry.kind));
     json.Text("rule", entry.rule);
     json.Text("text", entry.text);
-    if (!entry.ranks.empty()) {
-      json.OpenLine("ranks");
-      for (const int32_t rank : entry.ranks) json.Number(rank);
-      json.CloseLine();
-    }
+    if (!entry.ranks.empty()) json.Line("ranks", entry.ranks);
     if (!entry.pairs.empty()) {
       json.OpenLine("pairs");
       for (const auto& [src, dst] : entry.pairs) {

@@ -41,13 +41,13 @@ void FactWriter::Name(std::string_view key, std::string_view name) {
 void FactWriter::Dims(std::string_view key,
                       const flatbuffers::Vector<uint64_t>* dims) {
   if (!is_json_) return Shown(key, DimsText(dims));
-  dims == nullptr ? json_.Numbers(key, std::vector<uint64_t>())
-                  : json_.Numbers(key, *dims);
+  dims == nullptr ? json_.Line(key, std::vector<uint64_t>())
+                  : json_.Line(key, *dims);
 }
 
 void FactWriter::Ranks(std::string_view key,
                        const std::vector<int32_t>& ranks) {
-  is_json_ ? json_.Numbers(key, ranks) : Shown(key, NumberSetText(ranks));
+  is_json_ ? json_.Line(key, ranks) : Shown(key, NumberSetText(ranks));
 }
 
 }  // namespace refit

@@ -88,9 +88,9 @@ class FactWriter {
     if (!is_json_) said_.emplace_back(key, std::move(text));
   }
   // What only JSON says.
-  template <typename Values>
-  void Numbers(std::string_view key, const Values& values) {
-    if (is_json_) json_.Numbers(key, values);
+  template <typename Things>
+  void Values(std::string_view key, const Things& values) {
+    if (is_json_) json_.Line(key, values);
   }
   // Null where the text is written.
   JsonWriter* json() { return is_json_ ? &json_ : nullptr; }

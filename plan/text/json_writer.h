@@ -1,4 +1,4 @@
-// JSON with one line for each value, or for each list of numbers.
+// JSON from values in order.
 #ifndef REFIT_PLAN_TEXT_JSON_WRITER_H_
 #define REFIT_PLAN_TEXT_JSON_WRITER_H_
 
@@ -12,15 +12,15 @@
 #include <string_view>
 #include <type_traits>
 
+#include "plan/utf8.h"
+
 namespace refit {
 
 // Every object and array that is opened must be closed before Take. Inside an
 // object all values have a key; inside an array none has.
-class JsonWriter {
+template <typename Writer>
+class JsonWriterOf {
  public:
-  // Spaces for each level.
-  explicit JsonWriter(unsigned indent = 2) { writer_.SetIndent(' ', indent); }
-
   void OpenObject() { writer_.StartObject(); }
   void OpenObject(std::string_view key) {
     Key(key);
@@ -36,16 +36,16 @@ class JsonWriter {
   // An array in one line.
   void OpenLine() {
     writer_.StartArray();
-    writer_.SetFormatOptions(rapidjson::kFormatSingleLineArray);
+    SetFormat(rapidjson::kFormatSingleLineArray);
   }
   void OpenLine(std::string_view key) {
     Key(key);
-    writer_.SetFormatOptions(rapidjson::kFormatSingleLineArray);
+    SetFormat(rapidjson::kFormatSingleLineArray);
     writer_.StartArray();
   }
   void CloseLine() {
     writer_.EndArray();
-    writer_.SetFormatOptions(rapidjson::kFormatDefault);
+    SetFormat(rapidjson::kFormatDefault);
   }
 
   void Number(std::integral auto value) {
@@ -58,13 +58,6 @@ class JsonWriter {
   void Number(std::string_view key, std::integral auto value) {
     Key(key);
     Number(value);
-  }
-  // In one line.
-  template <typename Values>
-  void Numbers(std::string_view key, const Values& values) {
-    OpenLine(key);
-    for (const auto value : values) Number(value);
-    CloseLine();
   }
   // null where the value is not finite: JSON has no word for it.
   void Real(double value) {
@@ -86,27 +79,62 @@ class JsonWriter {
     Key(key);
     writer_.Null();
   }
+  // With U+FFFD for each byte that is not UTF-8.
   void Text(std::string_view value) {
-    writer_.String(value.data(),
-                   static_cast<rapidjson::SizeType>(value.size()));
+    const std::string text = AsUtf8(value);
+    writer_.String(text.data(), static_cast<rapidjson::SizeType>(text.size()));
   }
   void Text(std::string_view key, std::string_view value) {
     Key(key);
     Text(value);
   }
-
-  // The text, with a line break at its end.
-  std::string Take() const {
-    return std::string(buffer_.GetString(), buffer_.GetSize()) + "\n";
+  // Numbers or texts in one line.
+  template <typename Values>
+  void Line(std::string_view key, const Values& values) {
+    OpenLine(key);
+    for (const auto& value : values) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (std::integral<Value>) {
+        Number(value);
+      } else if constexpr (std::floating_point<Value>) {
+        Real(value);
+      } else {
+        Text(value);
+      }
+    }
+    CloseLine();
   }
+
+  std::string Take() const {
+    return std::string(buffer_.GetString(), buffer_.GetSize());
+  }
+
+ protected:
+  JsonWriterOf() = default;
+
+  rapidjson::StringBuffer buffer_;
+  Writer writer_{buffer_};
 
  private:
   void Key(std::string_view key) {
     writer_.Key(key.data(), static_cast<rapidjson::SizeType>(key.size()));
   }
+  void SetFormat(rapidjson::PrettyFormatOptions format) {
+    if constexpr (requires { writer_.SetFormatOptions(format); }) {
+      writer_.SetFormatOptions(format);
+    }
+  }
+};
 
-  rapidjson::StringBuffer buffer_;
-  rapidjson::PrettyWriter<rapidjson::StringBuffer> writer_{buffer_};
+// With one line for each value, or for each list of numbers.
+class JsonWriter
+    : public JsonWriterOf<rapidjson::PrettyWriter<rapidjson::StringBuffer>> {
+ public:
+  // Spaces for each level.
+  explicit JsonWriter(unsigned indent = 2) { writer_.SetIndent(' ', indent); }
+
+  // The text, with a line break at its end.
+  std::string Take() const { return JsonWriterOf::Take() + "\n"; }
 };
 
 }  // namespace refit

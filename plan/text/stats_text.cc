@@ -246,7 +246,7 @@ void StatsPrinter::SayDelta(const fb::Delta& delta) {
         absl::StrCat("rank ", stats_.snapshot_rank, dense));
   Add(snapshots ? "" : "delta", "", "", "workers mark what changed" + dense);
   if (delta.rungs() != nullptr) {
-    Numbers("rungs", *delta.rungs());
+    Line("rungs", *delta.rungs());
     std::string rungs;
     for (const uint8_t rung : *delta.rungs()) {
       absl::StrAppend(&rungs, " 1/", uint64_t{1} << rung);

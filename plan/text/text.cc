@@ -165,7 +165,7 @@ void PlanPrinter::PrintJobFacts() {
       Word("changes", EnumText(delta->changes()));
       Number("dense_every", delta->dense_every());
       Flag("check", delta->check());
-      if (delta->rungs() != nullptr) Numbers("rungs", *delta->rungs());
+      if (delta->rungs() != nullptr) Values("rungs", *delta->rungs());
       Shown("delta", DeltaText(*delta));
       Line("delta {delta}");
     });
@@ -478,7 +478,7 @@ void PlanPrinter::Loops(const flatbuffers::Vector<const Loop*>* loops,
   }
   Shown("loops", std::move(text));
   for (size_t i = 0; i < values.size(); ++i) {
-    Numbers(fields.begin()[i].key, values[i]);
+    Values(fields.begin()[i].key, values[i]);
   }
 }
 

@@ -37,10 +37,10 @@ TEST(ReportPageTest, ThePageAsksForNothing) {
 
 TEST(DataWriterTest, TextThatIsNotUtf8GetsReplacements) {
   DataWriter data;
-  data.Open();
+  data.OpenObject();
   data.FileName("file", "folder/a\xff\xc3\xa4\xc3.refit");
   data.FileName("stream", "-");
-  data.Close();
+  data.CloseObject();
   EXPECT_EQ(data.Take(),
             "{\"file\":\"a\xef\xbf\xbd\xc3\xa4\xef\xbf\xbd.refit\","
             "\"stream\":\"standard input\"}");
@@ -48,12 +48,12 @@ TEST(DataWriterTest, TextThatIsNotUtf8GetsReplacements) {
 
 TEST(DataWriterTest, NamesStandOnce) {
   DataWriter data;
-  data.Open();
+  data.OpenObject();
   data.Name("a", "x");
   data.Names("b", {"y", "x"});
   data.Real("nothing", 1.0 / 0.0);
   data.WriteNames("names");
-  data.Close();
+  data.CloseObject();
   EXPECT_EQ(data.Take(),
             R"({"a":0,"b":[1,0],"nothing":null,"names":["x","y"]})");
 }
