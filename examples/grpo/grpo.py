@@ -70,7 +70,7 @@ class Server:
     def launch(self):
         others = {name: value for name, value in os.environ.items()  # but what torchrun says to the trainer
                   if name not in ("RANK", "WORLD_SIZE") and not name.startswith(("MASTER_", "LOCAL_", "TORCHELASTIC_"))}
-        visible = {1: {"CUDA_VISIBLE_DEVICES": "0"}, 4: {"CUDA_VISIBLE_DEVICES": "2,3"}}.get(self.gpus, {})
+        visible = {1: {"CUDA_VISIBLE_DEVICES": "0"}, 4: {"CUDA_VISIBLE_DEVICES": "2,3,0,1"}}.get(self.gpus, {})
         with open(self.log, "a") as file:
             self.process = subprocess.Popen(self.command, stdout=file, stderr=file, start_new_session=True, env={
                 **others, **visible, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
