@@ -358,11 +358,8 @@ class Contest {
     const Stats& stats = draft_.stats;
     std::vector<Limits> others;
     if (stats.trees) others.emplace_back(limits_).trees = false;
-    // A chain crosses the way of each leaf once, and has a step for each host.
-    if (stats.trees && draft_.topology.HasNarrowLeaves()) {
-      others.emplace_back(limits_).chains_leaves = false;
-    }
     if (stats.broadcasts) others.emplace_back(limits_).broadcasts = false;
+    if (stats.long_chains) others.emplace_back(limits_).long_chains = false;
     if (draft_.joins_hosts) others.emplace_back(limits_).joins_hosts = false;
     if (stats.routes_flows && !stats.broadcasts && !draft_.joins_hosts &&
         !stats.routes_between_hosts()) {
@@ -375,9 +372,7 @@ class Contest {
         !Start().ok()) {
       return std::move(draft_);
     }
-    for (const Limits& other : others) {
-      if (simulated_ + draft_.messages <= kMessagesSimulated) Try(other);
-    }
+    for (const Limits& other : others) Try(other);
     return std::move(draft_);
   }
 
@@ -390,6 +385,7 @@ class Contest {
   }
 
   void Try(const Limits& limits) {
+    if (simulated_ + draft_.messages > kMessagesSimulated) return;
     // No plan would be kept, or one that is hardly faster.
     if (least_ * 100 <=
         Nanoseconds(draft_.stats.lower_bound_seconds) * kNearBoundPercent) {
@@ -402,8 +398,9 @@ class Contest {
     if (!draft.ok()) return;
     if (draft->relays_directly && !limits.relays_directly) return;
     if (!AllowsPeers(limits, draft->most_peers)) return;
-    const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
     simulated_ += draft->messages;
+    if (simulated_ > kMessagesSimulated) return;
+    const absl::StatusOr<int64_t> nanoseconds = NanosecondsOf(*draft);
     if (!nanoseconds.ok() || !IsLess(*nanoseconds, kFasterPercent, least_)) {
       return;
     }

@@ -441,8 +441,9 @@ struct Limits {
   bool relays = false;      // destination ranks may pass on what they received
   bool broadcasts = false;  // ranks may broadcast, if they relay
   bool trees = true;        // hosts may pass on to hosts, or be broadcast to
-  // Where the ways of leaves are narrow, they do so in one chain.
-  bool chains_leaves = true;
+  // Where the ways of leaves are narrow, they may do so in one chain, however
+  // many they are.
+  bool long_chains = true;
   bool joins_hosts = true;  // NVLink domains may be sites (Module::SiteOf)
   bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).
@@ -566,6 +567,7 @@ struct Stats {
   int32_t held_rounds = 0;
   bool levels_sources = false;  // some receivers relay between hosts
   bool trees = false;           // hosts pass on to hosts, or are broadcast to
+  bool long_chains = false;     // of more than kHostsOfChain hosts
   bool broadcasts = false;      // any rank broadcasts; not in the plan
 
   bool routes_between_hosts() const { return held_rounds > 0; }

@@ -249,7 +249,7 @@ void SetLowerBound(Module& module) {
     // Receivers beside a source might pass it on over NICs of their own, or
     // inside the leaf.
     if (!meet) leaving[sources] += bytes / copies;
-    if (leave) leaving_leaves[sources] += bytes / copies;
+    if (leave) leaving_leaves[sources] += bytes / module.parts();
   }
   double on_links = 0;
   for (const std::vector<double>* bytes : {&received, &held}) {

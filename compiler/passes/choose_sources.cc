@@ -47,13 +47,15 @@ class Chooser {
       : module_(module),
         links_(links),
         loads_(static_cast<size_t>(module.waves)),
+        sent_(loads_.size()),
+        least_sent_(static_cast<size_t>(module.world_size()), 0),
         feeders_(static_cast<size_t>(module.world_size())),
         pair_loads_(static_cast<size_t>(module.world_size()), 0) {
+    const auto world = static_cast<size_t>(module.world_size());
     for (LoadsByLink& by_link : loads_) {
-      for (std::vector<int64_t>& loads : by_link) {
-        loads.resize(static_cast<size_t>(module.world_size()), 0);
-      }
+      for (std::vector<int64_t>& loads : by_link) loads.resize(world, 0);
     }
+    for (std::vector<int64_t>& sent : sent_) sent.resize(world, 0);
   }
 
   // Assigns a sender to every piece for every receiver; transfers in no order.
@@ -88,6 +90,10 @@ class Chooser {
   std::vector<int64_t>& LoadsOf(int32_t wave, Route link) {
     return loads_[static_cast<size_t>(wave)][static_cast<size_t>(link)];
   }
+  void AddLoad(int32_t wave, Route link, Rank source, int64_t bytes) {
+    LoadsOf(wave, link)[SenderOf(source, link)] += bytes;
+    sent_[static_cast<size_t>(wave)][IndexOf(source)] += bytes;
+  }
   // Whose load it is: ranks may share a NIC.
   size_t SenderOf(Rank source, Route link) const {
     return link == Route::kNetwork ? links_.EgressOf(source) : IndexOf(source);
@@ -102,6 +108,8 @@ class Chooser {
   };
 
   std::vector<LoadsByLink> loads_;  // bytes to send, by wave, link, sender
+  std::vector<std::vector<int64_t>> sent_;  // by wave, rank
+  std::vector<int64_t> least_sent_;         // by sender, of what Pick looks at
   std::vector<std::vector<Feeder>> feeders_;  // by destination
   // By source: of the destination that Pick looks at, else 0.
   std::vector<int64_t> pair_loads_;
@@ -137,9 +145,7 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
       if (candidates.size() == 1) {
         // What is broadcast is sent once.
         if (!piece.broadcasts || destination == piece.destinations.front()) {
-          LoadsOf(piece.wave,
-                  nearest_link)[SenderOf(candidates.front(), nearest_link)] +=
-              bytes;
+          AddLoad(piece.wave, nearest_link, candidates.front(), bytes);
         }
         transfers.push_back({.piece = id,
                              .source = candidates.front(),
@@ -165,11 +171,19 @@ std::vector<Choice> Chooser::ListChoices(std::vector<Transfer>& transfers) {
 Rank Chooser::Pick(const Choice& choice) {
   const std::vector<int64_t>& loads = LoadsOf(choice.wave, choice.link);
   const std::vector<Rank>& candidates = candidates_[choice.candidates];
-  int64_t least = std::numeric_limits<int64_t>::max();
+  const std::vector<int64_t>& sent = sent_[static_cast<size_t>(choice.wave)];
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   for (Rank source : candidates) {
-    least = std::min(least, loads[SenderOf(source, choice.link)]);
+    least_sent_[SenderOf(source, choice.link)] = kMost;
   }
-  // Among senders that are about as free as the freest. Inside a host a pair
+  int64_t least = kMost;
+  for (Rank source : candidates) {
+    const size_t sender = SenderOf(source, choice.link);
+    least = std::min(least, loads[sender]);
+    least_sent_[sender] = std::min(least_sent_[sender], sent[IndexOf(source)]);
+  }
+  // Among senders that are about as free as the freest, and ranks as those that
+  // share their NIC: each has its own staging. Inside a host a pair
   // of GPUs alone does not fill a link, so spread a receiver over senders;
   // across hosts every pair costs connections and small messages, so stick to
   // those in use, unless others receive for it. Equal ones are told apart by
@@ -179,10 +193,14 @@ Rank Chooser::Pick(const Choice& choice) {
     pair_loads_[IndexOf(feeder.source)] = feeder.bytes;
   }
   Rank best = candidates.front();
-  std::array<int64_t, 3> best_key = {std::numeric_limits<int64_t>::max(), 0, 0};
+  std::array<int64_t, 3> best_key = {kMost, 0, 0};
   for (Rank source : candidates) {
-    const int64_t load = loads[SenderOf(source, choice.link)];
-    if (load > least + choice.bytes) continue;
+    const size_t sender = SenderOf(source, choice.link);
+    const int64_t load = loads[sender];
+    if (load > least + choice.bytes ||
+        sent[IndexOf(source)] >= least_sent_[sender] + choice.bytes) {
+      continue;
+    }
     const int64_t pair_load = pair_loads_[IndexOf(source)];
     const int64_t preference =
         choice.route == Route::kNetwork ? -pair_load : pair_load;
@@ -275,8 +293,7 @@ std::vector<Transfer> Chooser::Assign() {
       });
   for (const Choice& choice : choices) {
     const Rank source = Pick(choice);
-    LoadsOf(choice.wave, choice.link)[SenderOf(source, choice.link)] +=
-        choice.bytes;
+    AddLoad(choice.wave, choice.link, source, choice.bytes);
     transfers.push_back({.piece = choice.piece,
                          .source = source,
                          .destination = choice.destination});

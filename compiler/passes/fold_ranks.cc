@@ -1,15 +1,12 @@
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/types/span.h"
 #include "compiler/module_sites.h"
 #include "compiler/passes/passes.h"
 #include "simulator/links.h"
@@ -319,23 +316,34 @@ Bytes SentBytes(const Module& module, const Copies& sources) {
   return sent;
 }
 
-// What destination ranks want, each byte once. Ranks stand for their class.
+// How many ranks want the same, by the first rank that does.
+using ClassCounts = std::map<int32_t, int32_t>;
+
+// What destination ranks want, each byte once.
 class WantedBytes {
  public:
   WantedBytes(const Module& module, const Copies& destinations)
       : module_(module),
-        first_of_class_(static_cast<size_t>(module.world_size()), 0) {
+        class_of_(static_cast<size_t>(module.world_size()), 0) {
     for (const Class& ranks : destinations.classes) {
       for (const int32_t rank : ranks) {
-        first_of_class_[static_cast<size_t>(rank)] = ranks.front();
+        class_of_[static_cast<size_t>(rank)] = ranks.front();
       }
     }
   }
 
-  double Of(absl::Span<const int32_t> ranks) {
-    std::set<int32_t> classes;
-    for (const int32_t rank : ranks) {
-      classes.insert(first_of_class_[static_cast<size_t>(rank)]);
+  int32_t ClassOf(int32_t rank) const {
+    return class_of_[static_cast<size_t>(rank)];
+  }
+
+  // By the ranks of these classes, but for as many as are in `left_out`.
+  double Of(const ClassCounts& counts, const ClassCounts& left_out = {}) {
+    std::vector<int32_t> classes;
+    for (const auto& [number, count] : counts) {
+      const auto out = left_out.find(number);
+      if (out == left_out.end() || out->second < count) {
+        classes.push_back(number);
+      }
     }
     const auto [found, is_new] = bytes_of_.try_emplace(std::move(classes), 0);
     if (!is_new) return found->second;
@@ -355,59 +363,68 @@ class WantedBytes {
 
  private:
   const Module& module_;
-  std::vector<int32_t> first_of_class_;  // by rank
-  std::map<std::set<int32_t>, double> bytes_of_;
+  std::vector<int32_t> class_of_;  // by rank
+  std::map<std::vector<int32_t>, double> bytes_of_;
 };
 
 // What ranks receive over the network, if those of a host pass on to each other
 // what several of them want.
 Bytes ReceivedBytes(const Module& module, WantedBytes& wanted) {
-  std::map<int32_t, std::vector<int32_t>> hosts;
+  struct Host {
+    ClassCounts classes;
+    double ranks = 0;
+  };
+  std::map<int32_t, Host> hosts;
   for (int32_t rank = module.source_ranks(); rank < module.world_size();
        ++rank) {
-    hosts[module.topology.host[static_cast<size_t>(rank)]].push_back(rank);
+    Host& host = hosts[module.topology.host[static_cast<size_t>(rank)]];
+    ++host.classes[wanted.ClassOf(rank)];
+    ++host.ranks;
   }
   Bytes received;
-  for (const auto& [host, ranks] : hosts) {
-    const double bytes = wanted.Of(ranks);
+  for (const auto& [number, host] : hosts) {
+    const double bytes = wanted.Of(host.classes);
     received.all += bytes;
-    received.most =
-        std::max(received.most, bytes / static_cast<double>(ranks.size()));
+    received.most = std::max(received.most, bytes / host.ranks);
   }
   return received;
 }
 
 // How long the busiest way of a leaf to the others is busy, if each byte that a
 // part wants beyond it crosses it once. Sources send alike.
-double LeafSeconds(const Module& module, WantedBytes& wanted) {
-  using simulator::LinkKind;
-  const simulator::Links links(SitesOf(module), LinkOptionsOf(module));
-  std::map<int32_t, std::map<uint32_t, std::vector<int32_t>>> ranks_of;
+double LeafSeconds(const Module& module, const simulator::Links& links,
+                   WantedBytes& wanted) {
+  struct Ranks {
+    double sources = 0;
+    ClassCounts classes;  // of destinations
+    int32_t any = 0;
+  };
+  struct Part {
+    Ranks all;
+    std::map<uint32_t, Ranks> leaves;
+  };
+  std::map<int32_t, Part> parts;
   for (int32_t rank = 0; rank < module.world_size(); ++rank) {
-    ranks_of[module.PartOf(Rank{rank})][links.place(rank).leaf].push_back(rank);
+    Part& part = parts[module.PartOf(Rank{rank})];
+    Ranks& leaf = part.leaves[links.place(rank).leaf];
+    leaf.any = rank;
+    for (Ranks* ranks : {&part.all, &leaf}) {
+      if (module.IsRelay(Rank{rank})) {
+        ++ranks->classes[wanted.ClassOf(rank)];
+      } else {
+        ++ranks->sources;
+      }
+    }
   }
   std::map<uint32_t, double> up, down;  // seconds, by leaf
-  for (const auto& [part, leaves] : ranks_of) {
-    double sources = 0;
-    std::map<uint32_t, double> sources_of;
-    for (const auto& [leaf, ranks] : leaves) {
-      sources_of[leaf] = static_cast<double>(std::count_if(
-          ranks.begin(), ranks.end(),
-          [&](int32_t rank) { return !module.IsRelay(Rank{rank}); }));
-      sources += sources_of[leaf];
-    }
-    for (const auto& [leaf, ranks] : leaves) {
-      std::vector<int32_t> inside, outside;
-      for (const auto& [other, of_other] : leaves) {
-        std::copy_if(of_other.begin(), of_other.end(),
-                     std::back_inserter(other == leaf ? inside : outside),
-                     [&](int32_t rank) { return module.IsRelay(Rank{rank}); });
-      }
-      const double of_sources = sources_of[leaf] / sources;
+  for (const auto& [part_number, part] : parts) {
+    for (const auto& [number, leaf] : part.leaves) {
+      const double of_sources = leaf.sources / part.all.sources;
       const double way =
-          links.BytesPerSecond(LinkKind::kLeafUplink, ranks.front());
-      up[leaf] += of_sources * wanted.Of(outside) / way;
-      down[leaf] += (1 - of_sources) * wanted.Of(inside) / way;
+          links.BytesPerSecond(simulator::LinkKind::kLeafUplink, leaf.any);
+      up[number] +=
+          of_sources * wanted.Of(part.all.classes, leaf.classes) / way;
+      down[number] += (1 - of_sources) * wanted.Of(leaf.classes) / way;
     }
   }
   double longest = 0;
@@ -450,13 +467,15 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
     return of_part > received.most * kUneven && of_part > fed * kBusierPart;
   };
   // Parts want the same, and each has it cross the ways of leaves.
-  const bool narrow = module.topology.HasNarrowLeaves();
-  const double leaf_seconds =
-      narrow
-          ? std::max(received.most / module.topology.network_bytes_per_second,
-                     LeafSeconds(module, wanted)) *
-                kUneven
-          : 0;
+  std::optional<simulator::Links> links;
+  double leaf_seconds = 0;
+  if (module.topology.HasNarrowLeaves()) {
+    links.emplace(SitesOf(module), LinkOptionsOf(module));
+    leaf_seconds =
+        std::max(received.most / module.topology.network_bytes_per_second,
+                 LeafSeconds(module, *links, wanted)) *
+        kUneven;
+  }
   for (const Candidate& candidate :
        ListCandidates(module, sources, destinations)) {
     const std::vector<AlikeParts>& alike = candidate.alike;
@@ -467,7 +486,8 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
     }
     module.fold = FoldOf(sources, destinations, candidate);
     if (module.fold.has_value() && HostsAreAlike(module) &&
-        (!narrow || LeafSeconds(module, wanted) <= leaf_seconds)) {
+        (!links.has_value() ||
+         LeafSeconds(module, *links, wanted) <= leaf_seconds)) {
       break;
     }
     module.fold.reset();

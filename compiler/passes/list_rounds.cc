@@ -105,11 +105,11 @@ class ListScheduler {
   struct Queue {
     std::vector<Entry> entries;
     size_t open = 0;
-    int64_t room = 0;     // bytes that the sender may still send
-    int64_t urgency = 0;  // in units, of the most urgent open ones
-    size_t most_urgent =
-        0;  // how many; they are the last of the open, and the
-            // very last is the first of all streams. 0: unknown
+    int64_t room = 0;  // bytes that the sender may still send
+    // The most urgent are the last of the open, and the very last is the first
+    // of all streams. Adding to them makes this unknown.
+    size_t most_urgent = 0;  // how many; 0: unknown
+    int64_t urgency = 0;     // theirs, in units
 
     const Entry& Next() const { return entries[open - 1]; }
     void Add(const Entry& entry) {

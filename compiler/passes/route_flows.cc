@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <utility>
@@ -54,12 +55,35 @@ std::vector<FlowsOfPart> Competing(const Module& module, Flows& flows) {
   return all;
 }
 
+// What it takes to send bytes on that cross a link in `seconds`, over so many
+// steps, in messages of the size that takes least: of R messages the last one
+// arrives after R + steps of them, and each has a start.
+double PipelineSeconds(double seconds, double steps) {
+  const double root =
+      std::sqrt(seconds) + std::sqrt(steps * kStagedRoundSeconds);
+  return root * root;
+}
+
+// Whether what goes along trees is faster in one chain, however many hosts
+// stand in it. That crosses the way of each leaf once, and trees do for almost
+// every host, but a chain has more steps.
+bool IsFasterInChain(const TreeChoices& choices, const FlowsOfPart& of) {
+  size_t hosts = 2;
+  for (const Flows::value_type* const flow : of.flows) {
+    hosts = std::max(hosts, flow->first.hosts.size());
+  }
+  const auto count = static_cast<double>(hosts);
+  return PipelineSeconds(choices.LongestOnce(), count - 1) <
+         PipelineSeconds(choices.LongestArriving(), 2 * std::log2(count));
+}
+
 // Decides which shares go from host to host along trees: none, unless sources
 // that fed every host would send more than ranks receive; else as many as it
 // takes until none does.
-void ChooseTrees(const NetworkLinks& links, const FlowsOfPart& of,
-                 Module& module) {
+void ChooseTrees(const NetworkLinks& links, FlowsOfPart& of, Module& module) {
   TreeChoices choices(links, of, /*near_send=*/true);
+  of.in_chain = links.has_leaves() && module.limits.long_chains &&
+                IsFasterInChain(choices, of);
   const double target = choices.LongestOnce();
   if (choices.Longest() <= target * kGainOfTrees) return;
   const std::vector<TreeChoice> chosen = choices.Choose(target);
@@ -134,13 +158,12 @@ void LevelSources(const Module& module, const NetworkLinks& links,
   }
 }
 
-// With the hosts on the leaf of `source` first: a chain that begins there
-// crosses the way of each leaf once, and trees do for almost every host.
-FlowKey FromLeafOf(const NetworkLinks& links, Rank source, FlowKey key) {
-  if (!links.has_leaves()) return key;
+// With the hosts on the sources' leaf first: a chain that begins there crosses
+// the way of each leaf once.
+FlowKey FromLeaf(const NetworkLinks& links, size_t uplink, FlowKey key) {
   const auto first = std::find_if(
       key.hosts.begin(), key.hosts.end(), [&](const Members& members) {
-        return links.UplinkOf(members.front()) == links.UplinkOf(source);
+        return links.UplinkOf(members.front()) == uplink;
       });
   if (first != key.hosts.end()) {
     std::rotate(key.hosts.begin(), first, key.hosts.end());
@@ -148,35 +171,47 @@ FlowKey FromLeafOf(const NetworkLinks& links, Rank source, FlowKey key) {
   return key;
 }
 
-// Cuts what goes by tree of a flow into ranges.
-void CutIntoRanges(const Module& module, const NetworkLinks& links,
-                   const FlowKey& key, const Flow& flow, RoutedPieces& routed) {
+// What goes by tree of a flow and begins on one leaf.
+struct TreeShare {
   std::vector<PieceId> pieces;
   int64_t bytes = 0;
   std::set<Rank> sources;
+};
+
+// Cuts what goes by tree of a flow into ranges.
+void CutIntoRanges(const NetworkLinks& links, const FlowKey& key,
+                   const Flow& flow, bool in_chain, Module& module,
+                   RoutedPieces& routed) {
+  std::map<size_t, TreeShare> shares;  // by uplink, if there are leaves
   for (const auto& [holders, share] : flow) {
     if (share.way != FlowWay::kTree) continue;
-    pieces.insert(pieces.end(), share.pieces.begin(), share.pieces.end());
-    bytes += share.bytes;
-    sources.insert(holders.begin(), holders.end());
+    TreeShare& of =
+        shares[links.has_leaves() ? links.UplinkOf(holders.front()) : 0];
+    of.pieces.insert(of.pieces.end(), share.pieces.begin(), share.pieces.end());
+    of.bytes += share.bytes;
+    of.sources.insert(holders.begin(), holders.end());
   }
-  if (pieces.empty()) return;
-  const std::vector<FlowRange> ranges = RangesOf(
-      FromLeafOf(links, *sources.begin(), key), sources.size(),
-      static_cast<size_t>(std::max<int64_t>(bytes / RangeBytesMin(module), 1)),
-      /*in_chain=*/links.has_leaves() && module.limits.chains_leaves);
-  for (const PieceId id : pieces) {
-    for (const Members& members : key.hosts) routed.Feed(id, members);
-    routed.Feed(id, key.near);
+  for (const auto& [uplink, share] : shares) {
+    const std::vector<FlowRange> ranges =
+        RangesOf(links.has_leaves() ? FromLeaf(links, uplink, key) : key,
+                 share.sources.size(),
+                 static_cast<size_t>(
+                     std::max<int64_t>(share.bytes / RangeBytesMin(module), 1)),
+                 in_chain);
+    module.stats.long_chains |= in_chain && key.hosts.size() > kHostsOfChain;
+    for (const PieceId id : share.pieces) {
+      for (const Members& members : key.hosts) routed.Feed(id, members);
+      routed.Feed(id, key.near);
+    }
+    const int64_t even = share.bytes / std::ssize(ranges);
+    routed.Cut(share.pieces, std::vector<int64_t>(ranges.size(), even),
+               [&](const Packed& packed, size_t range) {
+                 for (const Tree& tree : ranges[range].trees) {
+                   routed.AddTree(packed.piece, packed.box, tree.root,
+                                  tree.edges);
+                 }
+               });
   }
-  const int64_t even = bytes / std::ssize(ranges);
-  routed.Cut(pieces, std::vector<int64_t>(ranges.size(), even),
-             [&](const Packed& packed, size_t range) {
-               for (const Tree& tree : ranges[range].trees) {
-                 routed.AddTree(packed.piece, packed.box, tree.root,
-                                tree.edges);
-               }
-             });
 }
 
 }  // namespace
@@ -185,9 +220,9 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
   if (!module.limits.relays) return absl::OkStatus();
   Flows flows = ListFlows(module);
   const NetworkLinks links(module);
-  const std::vector<FlowsOfPart> competing = Competing(module, flows);
+  std::vector<FlowsOfPart> competing = Competing(module, flows);
   if (module.limits.trees && StagingHasRoom(module)) {
-    for (const FlowsOfPart& of : competing) ChooseTrees(links, of, module);
+    for (FlowsOfPart& of : competing) ChooseTrees(links, of, module);
   }
   RoutedPieces routed(module);
   const bool has_domains = module.topology.fabric.has_value() &&
@@ -198,8 +233,11 @@ absl::Status RouteFlows(const PassOptions&, Module& module) {
       !has_domains) {
     BroadcastFlows(module, flows, routed);
   }
-  for (const auto& [key, flow] : flows) {
-    CutIntoRanges(module, links, key, flow, routed);
+  for (const FlowsOfPart& of : competing) {
+    for (const Flows::value_type* const flow : of.flows) {
+      CutIntoRanges(links, flow->first, flow->second, of.in_chain, module,
+                    routed);
+    }
   }
   if (routed.empty()) {
     for (const FlowsOfPart& of : competing) {

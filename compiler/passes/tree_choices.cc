@@ -126,6 +126,14 @@ double TreeChoices::Longest() const {
   return *std::max_element(sent_.begin(), sent_.end());
 }
 
+double TreeChoices::LongestArriving() const {
+  double longest = 0;
+  for (size_t link = 0; link < sent_.size(); ++link) {
+    if (links_.IsIngress(link)) longest = std::max(longest, sent_[link]);
+  }
+  return longest;
+}
+
 size_t TreeChoices::Busiest() const {
   size_t busiest = 0;
   for (size_t link = 0; links_.IsEgress(link); ++link) {

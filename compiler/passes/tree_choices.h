@@ -37,6 +37,11 @@ class NetworkLinks {
     return source_nics_[static_cast<size_t>(part)].size();
   }
   bool IsEgress(size_t link) const { return link < nics_.size(); }
+  // By which bytes arrive at ranks, or in leaves.
+  bool IsIngress(size_t link) const {
+    const size_t leaves = 2 * nics_.size();
+    return link >= leaves ? (link - leaves) % 2 == 1 : !IsEgress(link);
+  }
   double bytes_per_second(size_t link) const { return bytes_per_second_[link]; }
 
  private:
@@ -57,6 +62,7 @@ struct TreeChoice {
 struct FlowsOfPart {
   int32_t part = 0;
   std::vector<Flows::value_type*> flows;
+  bool in_chain = false;  // what goes along trees does, of any number of hosts
 };
 
 // How long links are busy with them, if holders feed every host but for the
@@ -69,6 +75,8 @@ class TreeChoices {
 
   // Of the links by which bytes arrive, if each byte crosses them once.
   double LongestOnce() const { return longest_once_; }
+  // If it crosses them for each host.
+  double LongestArriving() const;
   double Longest() const;
   // Of NICs that send.
   double LongestSent() const { return sent_[Busiest()]; }

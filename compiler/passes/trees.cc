@@ -16,9 +16,6 @@ namespace {
 // reductions. With one tree, a chain, bytes take a step for every host; with
 // more, a rank has more peers.
 constexpr size_t kTrees = 2;
-// Up to so many hosts stand in one chain, which has about as many steps, and in
-// which ranks have one message each way in each round.
-constexpr size_t kHostsOfChain = 8;
 
 // One of the flow's `trees`, by way of lane `lane` of `lanes`: each lane enters
 // a host by another of its ranks, as far as there are enough.

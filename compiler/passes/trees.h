@@ -26,6 +26,10 @@ struct FlowRange {
 // From `first` to the others of its host.
 void AddOthers(const Members& members, Rank first, std::vector<Relay>& edges);
 
+// Up to so many hosts stand in one chain, which has about as many steps as
+// trees, and in which ranks have one message each way in each round.
+inline constexpr size_t kHostsOfChain = 8;
+
 // The ranges of a flow that `sources` ranks hold, `most` at most, in the order
 // of its pieces: neighbouring ranges, which often have the same source, enter a
 // host by the same rank. `in_chain`: however many hosts there are, each passes

@@ -236,6 +236,11 @@ TEST(RouteFlowsTest, ANarrowWayBetweenLeavesIsCrossedOnce) {
           << receivers << " " << host_of_sources;
     }
   }
+  // What sources on another leaf hold begins there.
+  Module both = ModuleOfLeaves(10, 0, 64);
+  std::fill_n(both.topology.host.begin() + 4, 4, 11);
+  RouteModule(both);
+  EXPECT_EQ(BytesBetweenLeaves(both), 2 * kBytes);
 }
 
 // Whatever is not routed has room in a round of staging, too.
