@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,12 +18,8 @@
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
 #include "plan/plan_file.h"
-#include "refit/executor.h"
-#include "refit/host_device.h"
 #include "refit/local_transport.h"
-#include "runner/checked_run.h"
-#include "runner/rank_threads.h"
-#include "tests/executor/all_ok.h"
+#include "tests/executor/executor_world.h"
 
 namespace refit {
 
@@ -60,42 +55,28 @@ class TickingDevice : public HostDevice {
   }
 };
 
-class DeltaWorld {
+class DeltaWorld : public ExecutorWorld {
  public:
-  static constexpr std::chrono::seconds kTimeout{60};
-
   explicit DeltaWorld(const PlanFile& plan, Device* device = nullptr,
                       int32_t rank_of_device = -1)
-      : plan_(plan), fabric_(plan.world_size()) {
-    std::vector<Device*> devices(plan.world_size(), &device_);
-    if (rank_of_device >= 0) devices[rank_of_device] = device;
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
-      transports_.push_back(*fabric_.CreateTransport(rank));
-    }
-    AddRanks(std::move(devices));
-  }
+      : DeltaWorld(plan, std::make_shared<LocalFabric>(plan.world_size()),
+                   device, rank_of_device) {}
 
   // By rank. `on_thread(rank)`: what a thread of that rank calls first.
   DeltaWorld(const PlanFile& plan,
              std::vector<std::unique_ptr<Transport>> transports,
              std::vector<Device*> devices,
              std::function<void(int32_t)> on_thread)
-      : plan_(plan),
-        fabric_(plan.world_size()),
+      : ExecutorWorld(plan.world_size()),
+        plan_(plan),
         on_thread_(std::move(on_thread)),
-        transports_(std::move(transports)) {
-    AddRanks(std::move(devices));
+        devices_(std::move(devices)) {
+    AddRanks(std::move(transports));
   }
 
   // The worker of `rank` ends, and another one comes.
-  void Replace(int32_t rank, ExecutorOptions options = {}) {
-    options.rank = rank;
-    options.device = devices_[rank];
-    options.transport = transports_[rank].get();
-    executors_[rank].reset();
-    executors_[rank] = *Executor::Load(plan_, options);
-  }
-  void Kill(int32_t rank) { executors_[rank].reset(); }
+  void Replace(int32_t rank) { Load(plan_, rank, {.device = devices_[rank]}); }
+  void Kill(int32_t rank) { EndExecutor(rank); }
 
   // New memory for the rank's tensors; a destination's holds no weights.
   void Allocate(int32_t rank) {
@@ -121,13 +102,11 @@ class DeltaWorld {
   }
 
   std::vector<absl::Status> OnAllRanks(
-      const std::function<absl::Status(int32_t)>& body) {
-    std::vector<absl::Status> statuses(plan_.world_size());
-    EXPECT_TRUE(RunRankThreads(plan_.world_size(), [&](int32_t rank) {
-                  if (on_thread_) on_thread_(rank);
-                  statuses[rank] = body(rank);
-                }).ok());
-    return statuses;
+      const std::function<absl::Status(int32_t)>& body) override {
+    return ExecutorWorld::OnAllRanks([&](int32_t rank) {
+      if (on_thread_) on_thread_(rank);
+      return body(rank);
+    });
   }
 
   static absl::Status FirstFailure(const std::vector<absl::Status>& statuses) {
@@ -137,15 +116,8 @@ class DeltaWorld {
     return absl::OkStatus();
   }
 
-  absl::Status Connect() {
-    return FirstFailure(OnAllRanks(
-        [&](int32_t rank) { return executor(rank).Connect(kTimeout); }));
-  }
-  absl::Status Bind() {
-    return FirstFailure(OnAllRanks([&](int32_t rank) {
-      return executor(rank).Bind(tensors[rank], kTimeout);
-    }));
-  }
+  absl::Status Connect() { return FirstFailure(ConnectAll()); }
+  absl::Status Bind() { return FirstFailure(BindAll()); }
   absl::Status Start() {
     absl::Status status = Connect();
     return status.ok() ? Bind() : status;
@@ -153,13 +125,12 @@ class DeltaWorld {
 
   absl::Status RefitOf(int32_t rank, RunOptions options = {}) {
     options.timeout = kTimeout;
-    absl::Status status = executor(rank).Run(nullptr, options);
-    return status.ok() ? executor(rank).Wait() : status;
+    return ExecutorWorld::Refit(rank, options);
   }
-  std::vector<absl::Status> Refits(RunOptions options = {}) {
+  std::vector<absl::Status> Refits(const RunOptions& options = {}) {
     return OnAllRanks([&](int32_t rank) { return RefitOf(rank, options); });
   }
-  absl::Status Refit(RunOptions options = {}) {
+  absl::Status Refit(const RunOptions& options = {}) {
     return FirstFailure(Refits(options));
   }
 
@@ -170,34 +141,37 @@ class DeltaWorld {
     ADD_FAILURE() << name;
     return tensors[rank].front();
   }
-  Executor& executor(int32_t rank) { return *executors_[rank]; }
   const DeltaReport& report(int32_t rank = 0) {
     return executor(rank).delta_report().value();
   }
   const PlanFile& plan() const { return plan_; }
 
-  std::vector<std::vector<BoundTensor>> tensors;
-
  private:
-  void AddRanks(std::vector<Device*> devices) {
-    devices_ = std::move(devices);
-    for (int32_t rank = 0; rank < plan_.world_size(); ++rank) {
-      executors_.emplace_back();
-      Replace(rank);
-      tensors.push_back(TensorsOfRank(plan_, rank));
-      memory_.emplace_back();
-      bits_.emplace_back();
+  DeltaWorld(const PlanFile& plan, const std::shared_ptr<LocalFabric>& fabric,
+             Device* device, int32_t rank_of_device)
+      : ExecutorWorld(plan.world_size(), fabric),
+        plan_(plan),
+        devices_(plan.world_size()) {
+    if (rank_of_device >= 0) devices_[rank_of_device] = device;
+    std::vector<std::unique_ptr<Transport>> transports;
+    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+      transports.push_back(*fabric->CreateTransport(rank));
+    }
+    AddRanks(std::move(transports));
+  }
+  void AddRanks(std::vector<std::unique_ptr<Transport>> transports) {
+    memory_.resize(transports.size());
+    bits_.resize(transports.size());
+    for (auto& transport : transports) {
+      const int32_t rank = transport->rank();
+      AddRank(plan_, std::move(transport), {.device = devices_[rank]});
       Allocate(rank);
     }
   }
 
   const PlanFile& plan_;
-  HostDevice device_;
-  LocalFabric fabric_;
   const std::function<void(int32_t)> on_thread_;
-  std::vector<Device*> devices_;
-  std::vector<std::unique_ptr<Transport>> transports_;
-  std::vector<std::unique_ptr<Executor>> executors_;
+  std::vector<Device*> devices_;  // null: the world's
   std::vector<std::vector<std::vector<std::byte>>> memory_;
   std::vector<std::vector<std::vector<uint32_t>>> bits_;
 };

@@ -131,16 +131,24 @@ class ExecutorWorld {
                ExecutorOptions options = {}) {
     const int32_t rank = transport->rank();
     transports_.push_back(std::move(transport));
-    options.rank = rank;
-    options.transport = transports_.back().get();
-    if (options.device == nullptr) options.device = &device_;
-    executors_.push_back(*Executor::Load(plan, options));
+    executors_.emplace_back();
+    Load(plan, rank, options);
     tensors.push_back(TensorsOfRank(plan, rank));
     for (BoundTensor& tensor : tensors.back()) {
       memory_.push_back(*device_.Allocate(tensor.size_bytes));
       tensor.data = memory_.back()->data();
     }
   }
+
+  // A new executor of the rank, without another beside it.
+  void Load(const PlanFile& plan, int32_t rank, ExecutorOptions options) {
+    options.rank = rank;
+    options.transport = transports_[rank].get();
+    if (options.device == nullptr) options.device = &device_;
+    executors_[rank].reset();
+    executors_[rank] = *Executor::Load(plan, options);
+  }
+  void EndExecutor(int32_t rank) { executors_[rank].reset(); }
 
   HostDevice device_;
 
