@@ -274,33 +274,18 @@ bool ControlServer::Handle(Connection& connection, Frame& frame) {
 }
 
 bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
-  switch (frame.type) {
-    case FrameType::kBegin:
-      return steps_.Begin(connection.rank, frame.step, frame.sequence);
-    case FrameType::kContribution: {
-      std::optional<Contribution> contribution =
-          ParseContribution(frame.payload);
-      return contribution.has_value() &&
-             steps_.Contribute(connection.rank, frame.step, frame.sequence,
-                               *std::move(contribution), Clock::now());
-    }
-    case FrameType::kAbort:
-      return steps_.Abort(connection.rank, frame.step,
-                          PayloadStatus(frame.payload));
-    case FrameType::kHello:
-    case FrameType::kGoodbye:
-    case FrameType::kWelcome:
-    case FrameType::kRefused:
-    case FrameType::kResult:
-    case FrameType::kAborted:
-    case FrameType::kGone:
-    case FrameType::kChallenge:
-    case FrameType::kProof:
-    case FrameType::kAccepted:
-    case FrameType::kLater:
-      return false;
+  if (frame.type == FrameType::kBegin) {
+    return steps_.Begin(connection.rank, frame.step, frame.sequence);
   }
-  return false;
+  if (frame.type == FrameType::kAbort) {
+    return steps_.Abort(connection.rank, frame.step,
+                        PayloadStatus(frame.payload));
+  }
+  if (frame.type != FrameType::kContribution) return false;
+  std::optional<Contribution> contribution = ParseContribution(frame.payload);
+  return contribution.has_value() &&
+         steps_.Contribute(connection.rank, frame.step, frame.sequence,
+                           *std::move(contribution), Clock::now());
 }
 
 // Nothing that a stranger says here counts before it is proved.

@@ -396,38 +396,26 @@ absl::StatusOr<Frame> TcpControlPlane::Receive() {
 
 // Returns false if nothing more is to be read.
 bool TcpControlPlane::Dispatch(Frame& frame) {
-  switch (frame.type) {
-    case FrameType::kResult:
-      SetAnswer(frame);
-      return true;
-    case FrameType::kAborted:
-      SetAborted(frame);
-      return true;
-    case FrameType::kGone:
-      SetLost(control::PayloadStatus(frame.payload));
-      return false;
-    case FrameType::kGoodbye:
-      // Nobody failed: a step that has begun, and which needs no more
-      // collectives, may go on.
-      SetLost(
-          absl::UnavailableError(absl::StrCat(control::ListenerOf(hosted_),
-                                              " has closed its control plane")),
-          frame.step);
-      return false;
-    case FrameType::kHello:
-    case FrameType::kBegin:
-    case FrameType::kContribution:
-    case FrameType::kAbort:
-    case FrameType::kWelcome:
-    case FrameType::kRefused:
-    case FrameType::kChallenge:
-    case FrameType::kProof:
-    case FrameType::kAccepted:
-    case FrameType::kLater:
-      break;
+  if (frame.type == FrameType::kResult) {
+    SetAnswer(frame);
+    return true;
   }
-  SetLost(GoneStatus(
-      hosted_, absl::UnavailableError("it does not keep to the protocol")));
+  if (frame.type == FrameType::kAborted) {
+    SetAborted(frame);
+    return true;
+  }
+  if (frame.type == FrameType::kGone) {
+    SetLost(control::PayloadStatus(frame.payload));
+  } else if (frame.type == FrameType::kGoodbye) {
+    // Nobody failed: a step that has begun, and which needs no more
+    // collectives, may go on.
+    SetLost(absl::UnavailableError(absl::StrCat(
+                control::ListenerOf(hosted_), " has closed its control plane")),
+            frame.step);
+  } else {
+    SetLost(GoneStatus(
+        hosted_, absl::UnavailableError("it does not keep to the protocol")));
+  }
   return false;
 }
 
