@@ -11,9 +11,6 @@
 namespace refit {
 namespace {
 
-// A fence is aborted once, and another one made then.
-constexpr uint64_t kOnlyStep = 1;
-
 // What Export writes: no pointer, as the fence may be gone before its peers
 // connect.
 struct Exported {
@@ -41,12 +38,9 @@ TokenTable<FenceEnd>& FenceEnds() {
 }  // namespace
 
 HostFence::HostFence(int32_t rank)
-    : rank_(rank),
+    : ThreadFence(rank),
       own_(std::make_shared<FenceEnd>()),
-      own_token_(FenceEnds().Add(own_)),
-      fence_(rank, [this](int32_t of) -> FenceEnd& {
-        return of == rank_ ? *own_ : *peers_.at(of);
-      }) {}
+      own_token_(FenceEnds().Add(own_)) {}
 
 HostFence::~HostFence() { FenceEnds().Remove(own_token_); }
 
@@ -87,46 +81,18 @@ absl::Status HostFence::Connect(absl::Span<const int32_t> peers,
 void HostFence::Abort() { own_->Abort(kOnlyStep); }
 
 std::vector<int32_t> HostFence::Waiting() const {
-  const std::optional<int32_t> peer = fence_.waiting();
-  return peer.has_value() ? std::vector<int32_t>{*peer}
-                          : std::vector<int32_t>{};
+  const int32_t peer = waiting();
+  return peer < 0 ? std::vector<int32_t>() : std::vector<int32_t>{peer};
 }
 
-absl::Status HostFence::Outcome(std::optional<int32_t> absent) {
-  if (!absent.has_value()) return absl::OkStatus();
+absl::Status HostFence::Absent(int32_t peer) {
   // Whoever owns the fence tells the others and aborts it.
   if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
   // A peer that has left knows why; here the word of it is on its way.
   own_->AwaitAbort(kOnlyStep);
-  fence_.Leave(kOnlyStep);
-  return absl::AbortedError(absl::StrCat("the fence was aborted before rank ",
-                                         *absent, " came to it"));
-}
-
-absl::Status HostFence::Grant(absl::Span<const int32_t> origins, void*) {
-  fence_.Grant(origins, kOnlyStep);
-  return absl::OkStatus();
-}
-
-absl::Status HostFence::AwaitGrants(absl::Span<const int32_t> targets, void*) {
-  return Outcome(
-      fence_.AwaitGrants(targets, kOnlyStep, FenceEnd::Deadline::max()));
-}
-
-absl::Status HostFence::Progress(absl::Span<const int32_t> targets, void*) {
-  fence_.Progress(targets, kOnlyStep);
-  return absl::OkStatus();
-}
-
-absl::Status HostFence::Finish(absl::Span<const int32_t> targets, void*) {
-  fence_.Finish(targets, kOnlyStep);
-  return absl::OkStatus();
-}
-
-absl::Status HostFence::AwaitFinishes(absl::Span<const int32_t> origins,
-                                      void*) {
-  return Outcome(
-      fence_.AwaitFinishes(origins, kOnlyStep, FenceEnd::Deadline::max()));
+  LeaveStep();
+  return absl::AbortedError(
+      absl::StrCat("the fence was aborted before rank ", peer, " came to it"));
 }
 
 }  // namespace refit

@@ -13,9 +13,9 @@
 
 namespace refit {
 
-// The calling thread itself waits, until Abort: whoever owns the fence knows
-// the deadline and what went wrong.
-class HostFence : public DeviceFence {
+// It waits until Abort: whoever owns the fence knows the deadline and what went
+// wrong.
+class HostFence : public ThreadFence<DeviceFence> {
  public:
   explicit HostFence(int32_t rank);
   ~HostFence() override;
@@ -27,23 +27,23 @@ class HostFence : public DeviceFence {
   void Abort() override;
   std::vector<int32_t> Waiting() const override;
 
-  absl::Status Grant(absl::Span<const int32_t> origins, void*) override;
-  absl::Status AwaitGrants(absl::Span<const int32_t> targets, void*) override;
-  absl::Status Progress(absl::Span<const int32_t> targets, void*) override;
-  absl::Status Finish(absl::Span<const int32_t> targets, void*) override;
-  absl::Status AwaitFinishes(absl::Span<const int32_t> origins, void*) override;
-  void Withdraw() override { fence_.Withdraw(); }
-  const uint32_t* aborted() const override { return nullptr; }
-
  private:
-  absl::Status Outcome(std::optional<int32_t> absent);
+  // A fence is aborted once, and another one made then.
+  static constexpr uint64_t kOnlyStep = 1;
 
-  const int32_t rank_;
+  FenceEnd& EndOf(int32_t rank) override {
+    return rank == rank_ ? *own_ : *peers_.at(rank);
+  }
+  uint64_t Step() const override { return kOnlyStep; }
+  FenceEnd::Deadline Limit() const override {
+    return FenceEnd::Deadline::max();
+  }
+  absl::Status Absent(int32_t peer) override;
+
   // A peer may hold this rank's end longer than the rank its fence.
   const std::shared_ptr<FenceEnd> own_;
   const Token own_token_;  // what Export says of own_
   absl::flat_hash_map<int32_t, std::shared_ptr<FenceEnd>> peers_;
-  ThreadFence fence_;
 };
 
 }  // namespace refit

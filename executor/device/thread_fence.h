@@ -4,17 +4,19 @@
 #ifndef REFIT_EXECUTOR_DEVICE_THREAD_FENCE_H_
 #define REFIT_EXECUTOR_DEVICE_THREAD_FENCE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "control/waiting.h"
 
 namespace refit {
 
@@ -54,37 +56,81 @@ class FenceEnd {
   uint64_t aborted_step_ = 0;
 };
 
-// A rank's part of the fence. Used by its thread, but for waiting().
-class ThreadFence {
+// A rank's part of the fence, whose calling thread itself waits. Used by that
+// thread, but for waiting(). `Base` is Fence or derives from it.
+template <typename Base>
+class ThreadFence : public Base {
  public:
   using Peers = absl::Span<const int32_t>;
-  // `end_of(rank)`, also of this one.
-  ThreadFence(int32_t rank, std::function<FenceEnd&(int32_t)> end_of)
-      : rank_(rank), end_of_(std::move(end_of)) {}
 
-  void Grant(Peers origins, uint64_t step) { Signal(origins, step); }
-  // The target that did not come, or has left the step: nothing may be moved,
-  // and this rank has to Leave.
-  std::optional<int32_t> AwaitGrants(Peers targets, uint64_t step,
-                                     FenceEnd::Deadline deadline);
-  void Progress(Peers targets, uint64_t step) { Signal(targets, step); }
-  void Finish(Peers targets, uint64_t step);
-  // The origin that did not come: this rank has to Leave.
-  std::optional<int32_t> AwaitFinishes(Peers origins, uint64_t step,
-                                       FenceEnd::Deadline deadline);
-  // Ends what was granted and not finished: this rank moves nothing more.
-  void Withdraw();
-  void Leave(uint64_t step);
+  absl::Status Grant(Peers origins, void*) override { return Signal(origins); }
+  absl::Status AwaitGrants(Peers targets, void*) override {
+    for (const int32_t target : targets) {
+      if (!Await(target) || !EndOf(target).BeginMoving(Step())) {
+        return Absent(target);
+      }
+      granting_.push_back(target);
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Progress(Peers targets, void*) override {
+    return Signal(targets);
+  }
+  absl::Status Finish(Peers targets, void*) override {
+    for (const int32_t target : targets) {
+      granting_.erase(std::find(granting_.begin(), granting_.end(), target));
+      EndOf(target).EndMoving();
+    }
+    return Signal(targets);
+  }
+  absl::Status AwaitFinishes(Peers origins, void*) override {
+    for (const int32_t origin : origins) {
+      if (!Await(origin)) return Absent(origin);
+    }
+    return absl::OkStatus();
+  }
+  void Withdraw() override {
+    for (const int32_t target : granting_) EndOf(target).EndMoving();
+    granting_.clear();
+  }
+  const uint32_t* aborted() const override { return nullptr; }
 
-  // The peer that the rank's thread waits for now. Thread-safe.
-  std::optional<int32_t> waiting() const;
+ protected:
+  explicit ThreadFence(int32_t rank) : rank_(rank) {}
 
- private:
-  void Signal(Peers peers, uint64_t step);
-  bool Await(int32_t peer, uint64_t step, FenceEnd::Deadline deadline);
+  // Of this rank, or of a peer.
+  virtual FenceEnd& EndOf(int32_t rank) = 0;
+  virtual uint64_t Step() const = 0;
+  virtual FenceEnd::Deadline Limit() const = 0;
+  // The error where `peer` did not come, or has left the step. Nothing may be
+  // moved then, and this rank has to LeaveStep.
+  virtual absl::Status Absent(int32_t peer) = 0;
+
+  // Withdraws first: two ranks that leave may each be the other's origin.
+  void LeaveStep() {
+    Withdraw();
+    EndOf(rank_).Leave(Step());
+  }
+  // The peer that the rank's thread waits for now; -1: none. Thread-safe.
+  int32_t waiting() const { return waiting_; }
 
   const int32_t rank_;
-  const std::function<FenceEnd&(int32_t)> end_of_;
+
+ private:
+  absl::Status Signal(Peers peers) {
+    for (const int32_t peer : peers) EndOf(peer).Signal(rank_, Step());
+    return absl::OkStatus();
+  }
+  bool Await(int32_t peer) {
+    waiting_ = peer;
+    const bool came = EndOf(rank_).Await(
+        peer, Step(), Limit(), [this, peer](int64_t seconds) {
+          ReportWait(RanksText({rank_}), RanksText({peer}), seconds);
+        });
+    waiting_ = -1;
+    return came;
+  }
+
   std::vector<int32_t> granting_;  // targets, between grant and finish
   std::atomic<int32_t> waiting_ = -1;
 };

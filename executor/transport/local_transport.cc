@@ -1,10 +1,13 @@
 #include "refit/local_transport.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
-#include <cassert>
+#include <condition_variable>
+#include <deque>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,21 +16,165 @@
 #include "executor/device/host_copy.h"
 #include "executor/device/thread_fence.h"
 #include "executor/transport/handshake.h"
-#include "executor/transport/local_fabric.h"
+#include "executor/transport/last_words.h"
 
 namespace refit {
+namespace local {
+
+// A send that waits for its receiver, in the sender's transport.
+struct Post {
+  int32_t source = 0;
+  uint64_t step = 0;
+  uint32_t round = 0;
+  const std::byte* data = nullptr;
+  uint64_t size_bytes = 0;
+  bool is_taken = false;
+};
+
+// One rank, as the other ranks see it.
+struct Endpoint {
+  std::condition_variable changed;
+  std::deque<Post*> inbox;      // oldest first
+  size_t unfinished_sends = 0;  // of the group this rank is in
+  FenceEnd fence;
+};
+
+}  // namespace local
 
 using local::Endpoint;
 using local::Post;
 
-class LocalTransport : public Transport, private Fence {
+// Collective steps (handshakes and refits) are numbered alike on all ranks. An
+// abort belongs to a step, so that the next step is not touched by it.
+struct LocalFabric::State {
+  explicit State(int32_t world_size)
+      : endpoints(world_size),
+        records(world_size),
+        shared{std::vector<std::string>(world_size),
+               std::vector<std::string>(world_size)},
+        arrived(world_size),
+        created(world_size) {}
+
+  // The newest step that was aborted. Written under `mutex`.
+  std::atomic<uint64_t> aborted_step = 0;
+
+  std::mutex mutex;  // of all below, but for fences
+  std::condition_variable changed;
+  std::vector<Endpoint> endpoints;
+  absl::Status abort_status;
+  bool aborted_in_handshake = false;  // the newest of these
+  StepPurposes purposes;
+  // The gathering in progress and the outcome of the last one.
+  std::vector<OfRank<HandshakeRecord>> records;  // by rank
+  // What ranks share, by parity of the step: one may be at the next step while
+  // others still read.
+  std::array<std::vector<std::string>, 2> shared;
+  std::vector<bool> arrived;
+  size_t arrivals = 0;
+  uint64_t gatherings = 0;
+  absl::Status outcome;
+  std::vector<bool> created;
+
+  void Abort(uint64_t step, int32_t rank, const absl::Status& status) {
+    const std::lock_guard lock(mutex);
+    MarkAborted(step, AbortedBy(rank, status));
+  }
+  // Fails the step, on all ranks, if another rank begins it for something else.
+  void Begin(uint64_t step, int32_t rank, StepPurpose purpose) {
+    const std::lock_guard lock(mutex);
+    const absl::Status status = purposes.Add(rank, step, purpose);
+    if (!status.ok()) MarkAborted(step, status);
+  }
+  absl::Status AbortStatus() {
+    const std::lock_guard lock(mutex);
+    return abort_status;
+  }
+  // Returns on all ranks when all have come, with the comparison of their
+  // records.
+  absl::Status Gather(uint64_t step, int32_t rank,
+                      const HandshakeRecord& record, Deadline deadline,
+                      std::string_view what);
+
+ private:
+  // With the lock held. The first abort of a step counts.
+  void MarkAborted(uint64_t step, const absl::Status& status,
+                   bool in_handshake = false);
+  std::vector<int32_t> Missing() const;
+};
+
+void LocalFabric::State::MarkAborted(uint64_t step, const absl::Status& status,
+                                     bool in_handshake) {
+  if (step <= aborted_step) return;
+  abort_status = status;
+  arrived.assign(arrived.size(), false);
+  arrivals = 0;
+  aborted_step = step;
+  aborted_in_handshake = in_handshake;
+  changed.notify_all();
+  for (Endpoint& endpoint : endpoints) {
+    endpoint.fence.Abort(step);
+    endpoint.changed.notify_all();
+  }
+}
+
+// Who has yet to come to the gathering in progress.
+std::vector<int32_t> LocalFabric::State::Missing() const {
+  std::vector<int32_t> missing;
+  for (size_t rank = 0; rank < arrived.size(); ++rank) {
+    if (!arrived[rank]) missing.push_back(static_cast<int32_t>(rank));
+  }
+  return missing;
+}
+
+absl::Status LocalFabric::State::Gather(uint64_t step, int32_t rank,
+                                        const HandshakeRecord& record,
+                                        Deadline deadline,
+                                        std::string_view what) {
+  std::unique_lock lock(mutex);
+  if (step <= aborted_step) return abort_status;
+  records[rank] = {rank, record};
+  arrived[rank] = true;
+  const bool is_first = arrivals++ == 0;
+  if (arrivals == arrived.size()) {
+    outcome = CompareRecords(records);
+    arrived.assign(arrived.size(), false);
+    arrivals = 0;
+    ++gatherings;
+    changed.notify_all();
+    return outcome;
+  }
+  const uint64_t gathering = gatherings;
+  const bool in_time = WaitUntil(
+      changed, lock, deadline,
+      [&] { return gatherings != gathering || step <= aborted_step; },
+      [&](int64_t seconds) {
+        // One of those that wait speaks for all.
+        if (!is_first) return;
+        ReportWait(std::string(what), RanksText(Missing()), seconds);
+      });
+  if (gatherings != gathering) return outcome;
+  if (in_time) return abort_status;
+  absl::Status status = InterruptionStatus();
+  if (status.ok()) {
+    const std::vector<int32_t> missing = Missing();
+    status = absl::DeadlineExceededError(absl::StrCat(
+        std::string(what), ": ", missing.size(), " of ", arrived.size(),
+        " ranks did not come before the deadline, the first is rank ",
+        missing.front()));
+  }
+  MarkAborted(step, AbortedBy(rank, status), what == kHandshake);
+  return status;
+}
+
+LocalFabric::LocalFabric(int32_t world_size)
+    : state_(std::make_unique<State>(world_size)) {}
+
+LocalFabric::~LocalFabric() = default;
+
+class LocalTransport : public Transport, private ThreadFence<Fence> {
  public:
   LocalTransport(LocalFabric::State& fabric, int32_t rank)
-      : fabric_(fabric),
-        rank_(rank),
-        fence_(rank, [this](int32_t of) -> FenceEnd& {
-          return fabric_.endpoints[of].fence;
-        }) {}
+      : ThreadFence(rank), fabric_(fabric) {}
 
   int32_t rank() const override { return rank_; }
   int32_t world_size() const override {
@@ -53,32 +200,29 @@ class LocalTransport : public Transport, private Fence {
   }
 
  private:
-  absl::Status Grant(absl::Span<const int32_t> origins, void*) override;
-  absl::Status AwaitGrants(absl::Span<const int32_t> targets, void*) override;
-  absl::Status Progress(absl::Span<const int32_t> targets, void*) override;
-  absl::Status Finish(absl::Span<const int32_t> targets, void*) override;
-  absl::Status AwaitFinishes(absl::Span<const int32_t> origins, void*) override;
-  void Withdraw() override { fence_.Withdraw(); }
-  const uint32_t* aborted() const override { return nullptr; }
-  absl::Status LeaveDirect(std::optional<int32_t> absent);
+  FenceEnd& EndOf(int32_t rank) override {
+    return fabric_.endpoints[rank].fence;
+  }
+  uint64_t Step() const override { return step_; }
+  Deadline Limit() const override { return deadline_; }
+  absl::Status Absent(int32_t peer) override;
+
+  using Lock = std::unique_lock<std::mutex>;
 
   Endpoint& endpoint() { return fabric_.endpoints[rank_]; }
   bool StepAborted() const { return step_ <= fabric_.aborted_step; }
+  // With the fabric's lock held. Waits, and copies, let go of it meanwhile.
   void PostSends(const ExchangeRound& round);
-  absl::Status Receive(const ExchangeRound& round);
-  const Operation& FirstOpen(const ExchangeRound& round) const;
-  void ReportWaitFor(const Operation& operation, int64_t seconds) const;
-  absl::Status AwaitSends(const ExchangeRound& round);
-  void WithdrawSends(const ExchangeRound& round);
+  absl::Status Receive(const ExchangeRound& round, Lock& lock);
+  absl::Status AwaitSends(const ExchangeRound& round, Lock& lock);
+  void WithdrawSends(const ExchangeRound& round, Lock& lock);
   absl::Status TakePosts(const ExchangeRound& round);
   absl::Status Match(const Post& post, const ExchangeRound& round,
                      size_t& receive) const;
   absl::Status WaitFailure(const ExchangeRound& round,
-                           const Operation& operation);
+                           const Operation& operation) const;
 
   LocalFabric::State& fabric_;
-  const int32_t rank_;
-  ThreadFence fence_;
   std::atomic<uint64_t> step_ = 0;
   bool missed_ = false;  // TakeMissedStep
   Deadline deadline_;
@@ -131,44 +275,16 @@ absl::StatusOr<std::vector<std::string>> LocalTransport::ExchangeBytes(
   return given;
 }
 
-absl::Status LocalTransport::Grant(absl::Span<const int32_t> origins, void*) {
-  fence_.Grant(origins, step_);
-  return absl::OkStatus();
-}
-
-absl::Status LocalTransport::AwaitGrants(absl::Span<const int32_t> targets,
-                                         void*) {
-  return LeaveDirect(fence_.AwaitGrants(targets, step_, deadline_));
-}
-
-absl::Status LocalTransport::Progress(absl::Span<const int32_t> targets,
-                                      void*) {
-  fence_.Progress(targets, step_);
-  return absl::OkStatus();
-}
-
-absl::Status LocalTransport::Finish(absl::Span<const int32_t> targets, void*) {
-  fence_.Finish(targets, step_);
-  return absl::OkStatus();
-}
-
-absl::Status LocalTransport::AwaitFinishes(absl::Span<const int32_t> origins,
-                                           void*) {
-  return LeaveDirect(fence_.AwaitFinishes(origins, step_, deadline_));
-}
-
-// Fails the step if `absent` did not come to it; nobody uses this rank's memory
-// after that.
-absl::Status LocalTransport::LeaveDirect(std::optional<int32_t> absent) {
-  if (!absent.has_value()) return absl::OkStatus();
+// Fails the step; nobody uses this rank's memory after that.
+absl::Status LocalTransport::Absent(int32_t peer) {
   absl::Status status =
       StepAborted() ? fabric_.AbortStatus() : InterruptionStatus();
   if (status.ok()) {
     status = absl::DeadlineExceededError(
-        absl::StrCat("rank ", *absent, " did not come before the deadline"));
+        absl::StrCat("rank ", peer, " did not come before the deadline"));
   }
   fabric_.Abort(step_, rank_, status);
-  fence_.Leave(step_);
+  LeaveStep();
   return status;
 }
 
@@ -184,48 +300,32 @@ absl::Status LocalTransport::EndRefit(Stream) {
 }
 
 absl::Status LocalTransport::Exchange(const ExchangeRound& round, Stream) {
+  Lock lock(fabric_.mutex);
   PostSends(round);
-  absl::Status status = Receive(round);
-  if (status.ok()) status = AwaitSends(round);
-  if (!status.ok()) {
-    fabric_.Abort(step_, rank_, status);
-    WithdrawSends(round);
-  }
+  absl::Status status = Receive(round, lock);
+  if (status.ok()) status = AwaitSends(round, lock);
+  if (status.ok()) return status;
+  lock.unlock();
+  fabric_.Abort(step_, rank_, status);
+  lock.lock();
+  WithdrawSends(round, lock);
   return status;
 }
 
 void LocalTransport::PostSends(const ExchangeRound& round) {
   posts_.resize(round.operations.size());
-  size_t sends = 0;
-  for (const Operation& operation : round.operations) {
-    sends += operation.kind == fb::MessageKind::kSend;
-  }
-  {
-    std::lock_guard lock(endpoint().mutex);
-    endpoint().unfinished_sends = sends;
-  }
   for (size_t i = 0; i < round.operations.size(); ++i) {
     const Operation& operation = round.operations[i];
     if (operation.kind != fb::MessageKind::kSend) continue;
-    posts_[i] = {.sender = &endpoint(),
-                 .source = rank_,
+    posts_[i] = {.source = rank_,
                  .step = step_,
                  .round = round.index,
                  .data = operation.data,
                  .size_bytes = operation.size_bytes};
+    ++endpoint().unfinished_sends;
     Endpoint& receiver = fabric_.endpoints[operation.peer];
-    bool wake = false;
-    {
-      std::lock_guard lock(receiver.mutex);
-      (receiver.inbox == nullptr ? receiver.inbox : receiver.inbox_last->next) =
-          &posts_[i];
-      receiver.inbox_last = &posts_[i];
-      if (receiver.awaited_posts > 0) {
-        wake = receiver.awaited_round != round.index ||
-               --receiver.awaited_posts == 0;
-      }
-    }
-    if (wake) receiver.changed.notify_one();
+    receiver.inbox.push_back(&posts_[i]);
+    receiver.changed.notify_one();
   }
 }
 
@@ -257,150 +357,107 @@ absl::Status LocalTransport::Match(const Post& post, const ExchangeRound& round,
   return absl::OkStatus();
 }
 
-// Moves the posts of this round from the inbox to matches_. The caller holds
-// the endpoint's mutex.
+// Moves the posts of this round from the inbox to matches_.
 absl::Status LocalTransport::TakePosts(const ExchangeRound& round) {
-  Post* previous = nullptr;
-  Post* post = endpoint().inbox;
-  while (post != nullptr) {
-    Post* const next = post->next;
+  std::deque<Post*>& inbox = endpoint().inbox;
+  for (auto at = inbox.begin(); at != inbox.end();) {
     size_t receive = round.operations.size();
-    if (post->step == step_) {  // else its sender is about to withdraw it
-      absl::Status status = Match(*post, round, receive);
+    if ((*at)->step == step_) {  // else its sender is about to withdraw it
+      absl::Status status = Match(**at, round, receive);
       if (!status.ok()) return status;
     }
     if (receive == round.operations.size()) {
-      previous = post;
-    } else {
-      received_[receive] = true;
-      post->taken = true;
-      (previous == nullptr ? endpoint().inbox : previous->next) = next;
-      if (next == nullptr) endpoint().inbox_last = previous;
-      matches_.push_back({post, receive});
+      ++at;
+      continue;
     }
-    post = next;
+    received_[receive] = true;
+    (*at)->is_taken = true;
+    matches_.push_back({*at, receive});
+    at = inbox.erase(at);
   }
   return absl::OkStatus();
 }
 
-// The first receive without its bytes; there is one.
-const Operation& LocalTransport::FirstOpen(const ExchangeRound& round) const {
-  size_t first = 0;
-  while (round.operations[first].kind != fb::MessageKind::kRecv ||
-         received_[first]) {
-    ++first;
-  }
-  return round.operations[first];
-}
-
-void LocalTransport::ReportWaitFor(const Operation& operation,
-                                   int64_t seconds) const {
-  ReportWait(absl::StrCat("rank ", rank_),
-             absl::StrCat("rank ", operation.peer), seconds);
-}
-
-absl::Status LocalTransport::Receive(const ExchangeRound& round) {
-  received_.assign(round.operations.size(), false);
-  size_t open = 0;
-  for (const Operation& operation : round.operations) {
-    open += operation.kind == fb::MessageKind::kRecv;
-  }
-  while (open > 0) {
+absl::Status LocalTransport::Receive(const ExchangeRound& round, Lock& lock) {
+  const absl::Span<const Operation> operations = round.operations;
+  received_.assign(operations.size(), false);
+  while (true) {
+    size_t open = 0;  // the first receive without its bytes
+    while (
+        open < operations.size() &&
+        (operations[open].kind != fb::MessageKind::kRecv || received_[open])) {
+      ++open;
+    }
+    if (open == operations.size()) return absl::OkStatus();
     matches_.clear();
     absl::Status status;
-    {
-      std::unique_lock lock(endpoint().mutex);
-      WaitUntil(
-          endpoint().changed, lock, deadline_,
-          [&] {
-            if (StepAborted()) return true;
-            status = TakePosts(round);
-            endpoint().awaited_posts = open;
-            endpoint().awaited_round = round.index;
-            return !status.ok() || !matches_.empty();
-          },
-          [&](int64_t seconds) { ReportWaitFor(FirstOpen(round), seconds); });
-      endpoint().awaited_posts = 0;
-    }
-    for (auto& [post, receive] : matches_) {
-      CopyContiguous(round.operations[receive].data, post->data,
-                     post->size_bytes);
-      Endpoint& sender = *post->sender;
-      bool last;
-      {
-        std::lock_guard lock(sender.mutex);
-        last = --sender.unfinished_sends == 0;
-      }
-      if (last) sender.changed.notify_one();
-    }
-    open -= matches_.size();
-    if (!status.ok()) return status;
-    if (matches_.empty()) return WaitFailure(round, FirstOpen(round));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LocalTransport::AwaitSends(const ExchangeRound& round) {
-  {
-    std::unique_lock lock(endpoint().mutex);
     WaitUntil(
         endpoint().changed, lock, deadline_,
-        [&] { return endpoint().unfinished_sends == 0 || StepAborted(); },
-        [&](int64_t) {});  // its receiver's own wait is what there is to tell
-    if (endpoint().unfinished_sends == 0) return absl::OkStatus();
-  }
-  for (size_t i = 0; i < round.operations.size(); ++i) {
-    const Operation& operation = round.operations[i];
-    if (operation.kind != fb::MessageKind::kSend) continue;
-    bool taken;
-    {
-      std::lock_guard lock(fabric_.endpoints[operation.peer].mutex);
-      taken = posts_[i].taken;
+        [&] {
+          if (StepAborted()) return true;
+          status = TakePosts(round);
+          return !status.ok() || !matches_.empty();
+        },
+        [&](int64_t seconds) {
+          ReportWait(absl::StrCat("rank ", rank_),
+                     absl::StrCat("rank ", operations[open].peer), seconds);
+        });
+    lock.unlock();
+    for (const auto& [post, receive] : matches_) {
+      CopyContiguous(operations[receive].data, post->data, post->size_bytes);
     }
-    if (!taken) return WaitFailure(round, operation);
+    lock.lock();
+    for (const auto& [post, receive] : matches_) {
+      Endpoint& sender = fabric_.endpoints[post->source];
+      if (--sender.unfinished_sends == 0) sender.changed.notify_one();
+    }
+    if (!status.ok()) return status;
+    if (matches_.empty()) return WaitFailure(round, operations[open]);
+  }
+}
+
+absl::Status LocalTransport::AwaitSends(const ExchangeRound& round,
+                                        Lock& lock) {
+  const auto are_done = [&] { return endpoint().unfinished_sends == 0; };
+  WaitUntil(
+      endpoint().changed, lock, deadline_,
+      [&] { return are_done() || StepAborted(); },
+      [&](int64_t) {});  // its receiver's own wait is what there is to tell
+  for (size_t i = 0; i < round.operations.size() && !are_done(); ++i) {
+    const Operation& operation = round.operations[i];
+    if (operation.kind == fb::MessageKind::kSend && !posts_[i].is_taken) {
+      return WaitFailure(round, operation);
+    }
   }
   // The last one was taken at the deadline; its copy is about to end.
-  std::unique_lock lock(endpoint().mutex);
-  endpoint().changed.wait(lock,
-                          [&] { return endpoint().unfinished_sends == 0; });
+  endpoint().changed.wait(lock, are_done);
   return absl::OkStatus();
 }
 
 // Takes back what no receiver has taken, and waits for the copies that are
 // under way: after this, nobody reads this rank's staging.
-void LocalTransport::WithdrawSends(const ExchangeRound& round) {
-  size_t withdrawn = 0;
+void LocalTransport::WithdrawSends(const ExchangeRound& round, Lock& lock) {
   for (size_t i = 0; i < round.operations.size(); ++i) {
     const Operation& operation = round.operations[i];
-    if (operation.kind != fb::MessageKind::kSend) continue;
-    Endpoint& receiver = fabric_.endpoints[operation.peer];
-    std::lock_guard lock(receiver.mutex);
-    if (posts_[i].taken) continue;
-    Post* previous = nullptr;
-    for (Post* post = receiver.inbox; post != &posts_[i]; post = post->next) {
-      previous = post;
+    if (operation.kind != fb::MessageKind::kSend || posts_[i].is_taken) {
+      continue;
     }
-    (previous == nullptr ? receiver.inbox : previous->next) = posts_[i].next;
-    if (receiver.inbox_last == &posts_[i]) receiver.inbox_last = previous;
-    ++withdrawn;
+    std::erase(fabric_.endpoints[operation.peer].inbox, &posts_[i]);
+    --endpoint().unfinished_sends;
   }
-  std::unique_lock lock(endpoint().mutex);
-  endpoint().unfinished_sends -= withdrawn;
   endpoint().changed.wait(lock,
                           [&] { return endpoint().unfinished_sends == 0; });
 }
 
 absl::Status LocalTransport::WaitFailure(const ExchangeRound& round,
-                                         const Operation& operation) {
-  const std::string where = OperationText(round.index, operation);
-  if (StepAborted()) {
-    const absl::Status status = fabric_.AbortStatus();
-    return absl::Status(status.code(),
-                        absl::StrCat(where, ": ", status.message()));
+                                         const Operation& operation) const {
+  absl::Status status = fabric_.abort_status;
+  if (!StepAborted()) {
+    if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
+    status = absl::DeadlineExceededError(
+        "the peer did not come before the deadline");
   }
-  if (absl::Status s = InterruptionStatus(); !s.ok()) return s;
-  return absl::DeadlineExceededError(
-      absl::StrCat(where, ": the peer did not come before the deadline"));
+  return InPlace(status, OperationText(round.index, operation));
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> LocalFabric::CreateTransport(
