@@ -128,17 +128,6 @@ TEST_F(PulledRefitTest, EachPairIsDecidedByItself) {
   EXPECT_EQ(world.executor(4).pulls_from(), Ranks{1});
 }
 
-// The private one of them moves what it is given and what it gives.
-TEST_F(PulledRefitTest, RelaysAreReadFrom) {
-  for (const uint32_t replicas : {2, 3, 5}) {
-    SCOPED_TRACE(replicas);
-    const PlanFile plan = RelayPlan({.replicas = replicas, .layers = 9}).Open();
-    for (int32_t rank = 1; rank < plan.world_size(); ++rank) {
-      ExpectRefits(plan, {rank});
-    }
-  }
-}
-
 // Each reads from the ranks before it, and the others read from it.
 TEST_F(PulledRefitTest, RankMayReadFromARelayThatReadsToo) {
   const PlanFile plan = RelayPlan({.replicas = 3, .layers = 9}).Open();
@@ -168,13 +157,6 @@ TEST_F(PulledRefitTest, RanksThatShareAGpuPull) {
   EXPECT_TRUE(plan.body().rounds()->Get(0)->mechanism() ==
               fb::Mechanism::kDirect);
   ExpectRefits(plan, {3, 4, 5});
-}
-
-// Attention is quantized at the source, the MLP at the destination, each in
-// windows of scratch that are used again.
-TEST_F(PulledRefitTest, ScratchIsReadFromAndInto) {
-  const PlanFile plan = WindowsPlan(R"("scratch_bytes": 150000)");
-  ExpectRefits(plan, {4, 5});
 }
 
 // Of plans of options.direct "pull".
@@ -220,12 +202,15 @@ TEST_F(PullingPlanTest, SendersThatCannotBeReadStore) {
   EXPECT_EQ(world.executor(4).pulls_from(), (Ranks{0, 1}));
 }
 
+// The private one of them moves what it is given and what it gives, or leaves
+// that to the others.
 TEST_F(PullingPlanTest, RelaysAreReadFrom) {
   for (const uint32_t replicas : {2, 3, 5}) {
     SCOPED_TRACE(replicas);
-    const PlanFile plan =
-        Pulling(RelayPlan({.replicas = replicas, .layers = 9}));
-    for (int32_t rank = 0; rank < plan.world_size(); ++rank) {
+    const PlanBuilder relays = RelayPlan({.replicas = replicas, .layers = 9});
+    for (int32_t rank = 0; rank <= static_cast<int32_t>(replicas); ++rank) {
+      if (rank > 0) ExpectRefits(relays.Open(), {rank});
+      const PlanFile plan = Pulling(relays);
       PrivateWorld world(plan, {rank});
       world.Bind();
       ExpectRefits(world, plan);
@@ -233,7 +218,10 @@ TEST_F(PullingPlanTest, RelaysAreReadFrom) {
   }
 }
 
+// Attention is quantized at the source, the MLP at the destination, each in
+// windows of scratch that are used again.
 TEST_F(PullingPlanTest, ScratchIsReadFromAndInto) {
+  ExpectRefits(WindowsPlan(R"("scratch_bytes": 150000)"), {4, 5});
   const PlanFile plan =
       WindowsPlan(R"("direct": "pull", "scratch_bytes": 150000)");
   for (const Ranks& private_ranks : {Ranks{}, Ranks{0, 3}, Ranks{4, 5}}) {
