@@ -165,31 +165,26 @@ RefitSteps RefitEnqueuer::ListStepsOf(const BoundRounds& rounds, bool stores,
 
 bool RefitEnqueuer::Times(const Step& step,
                           absl::Span<const DirectEnds> ends) const {
+  using Kind = StepKind;
   switch (step.kind) {
-    case StepKind::kPack:
-    case StepKind::kExchange:
-    case StepKind::kUnpack:
+    case Kind::kPack:
+    case Kind::kExchange:
+    case Kind::kUnpack:
       return times_rounds_ || has_deltas_;
-    case StepKind::kZero:
-    case StepKind::kJoin:
-    case StepKind::kKeep:
+    case Kind::kQuantize:
+    case Kind::kDigest:
+    case Kind::kDigestRest:
+    case Kind::kHooks:
+      return false;
+    case Kind::kZero:
+    case Kind::kJoin:
+    case Kind::kKeep:
       return has_deltas_;
-    case StepKind::kGrant:
-    case StepKind::kAwaitGrants:
-    case StepKind::kMove:
-    case StepKind::kProgress:
-    case StepKind::kFinish:
-    case StepKind::kAwaitFinishes:
-      return (has_deltas_ && step.kind == StepKind::kMove) ||
+    default:  // of a direct round
+      return (has_deltas_ && step.kind == Kind::kMove) ||
              (times_rounds_ && step.round != kNoRound &&
               ends[step.round].is_timed);
-    case StepKind::kQuantize:
-    case StepKind::kDigest:
-    case StepKind::kDigestRest:
-    case StepKind::kHooks:
-      return false;
   }
-  return false;
 }
 
 absl::Status RefitEnqueuer::ReserveFor(const RefitSteps& list) {
@@ -265,7 +260,12 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   const absl::StatusOr<bool> capturing = device_.IsCapturing(stream);
   if (!capturing.ok()) return capturing.status();
   is_captured_ = *capturing;
-  absl::Status status = StartTiming(stream);
+  absl::Status status;
+  if (times_rounds_ && !is_captured_) {
+    origin_seconds_ =
+        std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+    status = origin_->Start(stream);
+  }
   // They use the same staging. A graph may not wait for what is outside of it.
   if (options.in_flight && !is_captured_) status.Update(ended_->Await(stream));
   if (!status.ok()) return status;
@@ -283,7 +283,10 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   if (check_ != nullptr) status = check_->Begin(stream);
   size_t begin = 0;
   if (status.ok() && launches && graph_->IsSet()) {
-    status = Launch(stream);
+    const Clock::time_point start = Clock::now();
+    status = graph_->Launch(stream);
+    counters_.wire_seconds += SecondsSince(start);
+    counters_.graph_launches = 1;
     begin = chosen_->join + 1;
   }
   // The own post-hooks are the last step: nobody writes or reads the rank's
@@ -296,14 +299,6 @@ absl::Status RefitEnqueuer::Enqueue(Stream stream,
   }
   CountMessages();
   return is_captured_ ? absl::OkStatus() : ended_->Record(stream);
-}
-
-absl::Status RefitEnqueuer::Launch(Stream stream) {
-  const Clock::time_point start = Clock::now();
-  const absl::Status status = graph_->Launch(stream);
-  counters_.wire_seconds += SecondsSince(start);
-  counters_.graph_launches = 1;
-  return status;
 }
 
 Stream RefitEnqueuer::StreamOf(Lane lane, Stream main) const {
@@ -325,13 +320,6 @@ void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
     (void)lane_ended_->Record(StreamOf(lane, stream));
     (void)lane_ended_->Await(stream);
   }
-}
-
-absl::Status RefitEnqueuer::StartTiming(Stream stream) {
-  if (!times_rounds_ || is_captured_) return absl::OkStatus();
-  origin_seconds_ =
-      std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-  return origin_->Start(stream);
 }
 
 absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
@@ -382,11 +370,9 @@ absl::Status RefitEnqueuer::EnqueueStep(const Step& step, Stream stream) {
                  ? check_->EnqueueScratch(*step.number, stream)
                  : status;
     case StepKind::kPack:
-      return EnqueuePack(step, stream);
     case StepKind::kExchange:
-      return EnqueueExchange(step, stream);
     case StepKind::kUnpack:
-      return EnqueueUnpack(step, stream);
+      return EnqueueStaged(step, stream);
     case StepKind::kGrant:
       status = fence->Grant(step.peers, stream);
       break;
@@ -423,48 +409,28 @@ absl::Status RefitEnqueuer::EnqueueStep(const Step& step, Stream stream) {
                    status.message()));
 }
 
-const StagedDeltaBatches* RefitEnqueuer::BatchesOnRung(size_t round) const {
-  const StagedDeltas* const staged = rounds_.delta.staged.get();
-  return staged != nullptr && staged->rung() < staged->rungs()
-             ? &rounds_.delta.staged_batches[round]
-             : nullptr;
-}
-
-absl::Status RefitEnqueuer::EnqueuePack(const Step& step, Stream stream) {
+absl::Status RefitEnqueuer::EnqueueStaged(const Step& step, Stream stream) {
   const RoundWork& work = schedule_.rounds()[step.round];
-  const StagedDeltaBatches* const on_rung = BatchesOnRung(step.round);
-  const std::optional<size_t> batch =
-      on_rung == nullptr ? work.pack_batch
-                         : on_rung->pack[rounds_.delta.staged->rung()];
-  absl::Status status;
-  if (batch.has_value()) status = rounds_.copies->Enqueue(*batch, stream);
-  return status.ok() && IsCoded()
-             ? rounds_.delta.staged->EnqueueEncode(
-                   work.operations_begin, work.operations_count, stream)
-             : status;
-}
-
-absl::Status RefitEnqueuer::EnqueueExchange(const Step& step, Stream stream) {
-  const RoundWork& work = schedule_.rounds()[step.round];
-  return transport_.Exchange({.index = work.index,
-                              .route = work.route,
-                              .operations = OperationsOf(work)},
-                             stream);
-}
-
-absl::Status RefitEnqueuer::EnqueueUnpack(const Step& step, Stream stream) {
-  const RoundWork& work = schedule_.rounds()[step.round];
-  const StagedDeltaBatches* const on_rung = BatchesOnRung(step.round);
-  const std::optional<size_t> batch =
-      on_rung == nullptr ? work.unpack_batch
-                         : on_rung->unpack[rounds_.delta.staged->rung()];
-  absl::Status status;
-  if (IsCoded()) {
-    status = rounds_.delta.staged->EnqueueApply(work.operations_begin,
-                                                work.operations_count, stream);
+  if (step.kind == StepKind::kExchange) {
+    return transport_.Exchange({work.index, work.route, OperationsOf(work)},
+                               stream);
   }
-  return status.ok() && batch.has_value()
-             ? rounds_.copies->Enqueue(*batch, stream)
+  const uint32_t begin = work.operations_begin, count = work.operations_count;
+  const bool packs = step.kind == StepKind::kPack;
+  StagedDeltas* const staged = rounds_.delta.staged.get();
+  std::optional<size_t> batch = packs ? work.pack_batch : work.unpack_batch;
+  if (staged != nullptr && staged->rung() < staged->rungs()) {
+    const StagedDeltaBatches& batches =
+        rounds_.delta.staged_batches[step.round];
+    batch = (packs ? batches.pack : batches.unpack)[staged->rung()];
+  }
+  absl::Status status;
+  if (!packs && IsCoded()) status = staged->EnqueueApply(begin, count, stream);
+  if (status.ok() && batch.has_value()) {
+    status = rounds_.copies->Enqueue(*batch, stream);
+  }
+  return status.ok() && packs && IsCoded()
+             ? staged->EnqueueEncode(begin, count, stream)
              : status;
 }
 

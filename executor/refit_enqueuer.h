@@ -120,9 +120,7 @@ class RefitEnqueuer {
   // Steps [begin, end) of the list. `main`: the stream of that lane.
   absl::Status EnqueueSteps(size_t begin, size_t end, Stream main);
   absl::Status EnqueueStep(const Step& step, Stream stream);
-  absl::Status EnqueuePack(const Step& step, Stream stream);
-  absl::Status EnqueueExchange(const Step& step, Stream stream);
-  absl::Status EnqueueUnpack(const Step& step, Stream stream);
+  absl::Status EnqueueStaged(const Step& step, Stream stream);
   absl::Status EnqueueMove(const Step& step, Stream stream);
   absl::Status EnqueueKeep(Stream stream);
   Stream StreamOf(Lane lane, Stream main) const;
@@ -132,8 +130,6 @@ class RefitEnqueuer {
 
   // Once after each DropGraph, and where a graph is worth it.
   void Record();
-  absl::Status Launch(Stream stream);
-  absl::Status StartTiming(Stream stream);
   absl::StatusOr<TimeSpan> SpanOf(size_t step) const;
   absl::StatusOr<double> SecondsOf(StepKind kind) const;
   absl::Status AwaitReached(DeviceEvent& event, Deadline deadline);
@@ -154,8 +150,6 @@ class RefitEnqueuer {
     return absl::MakeConstSpan(operations())
         .subspan(work.operations_begin, work.operations_count);
   }
-  // What travels whole on the rung that ranks agreed on, if they did.
-  const StagedDeltaBatches* BatchesOnRung(size_t round) const;
   // Whether the refit's staged messages hold only what changed.
   bool IsCoded() const {
     return rounds_.delta.staged != nullptr &&
