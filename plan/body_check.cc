@@ -194,27 +194,20 @@ class BodyChecker {
 };
 
 absl::Status BodyChecker::Check() {
-  if (absl::Status status = CheckPresence(); !status.ok()) return status;
-  if (absl::Status status = CheckPools(); !status.ok()) return status;
-  if (absl::Status status = CheckPackedMessages(body_); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckStacks(body_, buffers_); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckDeclarations(); !status.ok()) return status;
-  if (absl::Status status = CheckRequirements(); !status.ok()) return status;
-  if (absl::Status status = CheckQuantizations(body_); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckTopology(); !status.ok()) return status;
+  absl::Status status = CheckPresence();
+  if (status.ok()) status = CheckPools();
+  if (status.ok()) status = CheckPackedMessages(body_);
+  if (status.ok()) status = CheckStacks(body_, buffers_);
+  if (status.ok()) status = CheckDeclarations();
+  if (status.ok()) status = CheckRequirements();
+  if (status.ok()) status = CheckQuantizations(body_);
+  if (status.ok()) status = CheckTopology();
+  if (!status.ok()) return status;
   checked_.resize(body_.copy_lists()->size());
   operations_.resize(body_.rounds()->size());
   for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
-    if (absl::Status status = CheckProgram(rank, *body_.programs()->Get(rank));
-        !status.ok()) {
-      return status;
-    }
+    status = CheckProgram(rank, *body_.programs()->Get(rank));
+    if (!status.ok()) return status;
   }
   // What programs visit is bounded by now.
   return CheckDelta();
@@ -235,8 +228,8 @@ absl::Status BodyChecker::CheckPresence() {
     if (part == nullptr) return Bad(absl::StrCat("the body has no ", name));
   }
   if (body_.source_ranks() > body_.programs()->size()) {
-    return Bad(absl::StrFormat("source_ranks %u is above the %u programs",
-                               body_.source_ranks(), body_.programs()->size()));
+    return Bad("source_ranks %u is above the %u programs", body_.source_ranks(),
+               body_.programs()->size());
   }
   if (!IsAligned(body_.copies()) || !IsAligned(body_.loops())) {
     return Bad("copies and loops are not aligned to 8 bytes");
@@ -251,42 +244,41 @@ absl::Status BodyChecker::CheckPools() {
     const fb::Round& round = *rounds.Get(i);
     if (round.route() < fb::Route::kLocal ||
         round.route() > fb::Route::kNetwork) {
-      return Bad(absl::StrFormat("round %u: unknown route %u", i,
-                                 static_cast<uint32_t>(round.route())));
+      return Bad("round %u: unknown route %u", i,
+                 static_cast<uint32_t>(round.route()));
     }
     if (round.mechanism() > fb::Mechanism::kDirect) {
-      return Bad(absl::StrFormat("round %u: unknown mechanism %u", i,
-                                 static_cast<uint32_t>(round.mechanism())));
+      return Bad("round %u: unknown mechanism %u", i,
+                 static_cast<uint32_t>(round.mechanism()));
     }
     if (round.reserved() != 0) {
-      return Bad(absl::StrFormat("round %u: a reserved field is not 0", i));
+      return Bad("round %u: a reserved field is not 0", i);
     }
   }
   const auto& loops = *body_.loops();
   for (uint32_t i = 0; i < loops.size(); ++i) {
     if (loops.Get(i)->extent() < 2) {
-      return Bad(absl::StrFormat("loop %u: extent %u is below 2", i,
-                                 loops.Get(i)->extent()));
+      return Bad("loop %u: extent %u is below 2", i, loops.Get(i)->extent());
     }
   }
   const auto& copies = *body_.copies();
   for (uint32_t i = 0; i < copies.size(); ++i) {
     const fb::Copy& copy = *copies.Get(i);
     if (copy.reserved() != 0 || copy.reserved2() != 0) {
-      return Bad(absl::StrFormat("copy %u: a reserved field is not 0", i));
+      return Bad("copy %u: a reserved field is not 0", i);
     }
     if (!IsKnown(copy.wire_dtype())) {
-      return Bad(absl::StrFormat("copy %u: unknown dtype %u", i,
-                                 static_cast<uint32_t>(copy.wire_dtype())));
+      return Bad("copy %u: unknown dtype %u", i,
+                 static_cast<uint32_t>(copy.wire_dtype()));
     }
     if (copy.loops_count() > kMostCopyLoops) {
-      return Bad(absl::StrFormat("copy %u: %u loops are more than %u", i,
-                                 copy.loops_count(), kMostCopyLoops));
+      return Bad("copy %u: %u loops are more than %u", i, copy.loops_count(),
+                 kMostCopyLoops);
     }
     if (uint64_t{copy.loops_begin()} + copy.loops_count() > loops.size()) {
-      return Bad(absl::StrFormat(
-          "copy %u: loops end at %u of %u", i,
-          uint64_t{copy.loops_begin()} + copy.loops_count(), loops.size()));
+      return Bad("copy %u: loops end at %u of %u", i,
+                 uint64_t{copy.loops_begin()} + copy.loops_count(),
+                 loops.size());
     }
   }
   const auto& lists = *body_.copy_lists();
@@ -295,8 +287,7 @@ absl::Status BodyChecker::CheckPools() {
     const uint64_t end =
         uint64_t{lists.Get(i)->begin()} + lists.Get(i)->count();
     if (end > copies.size()) {
-      return Bad(absl::StrFormat("copy list %u: copies end at %u of %u", i, end,
-                                 copies.size()));
+      return Bad("copy list %u: copies end at %u of %u", i, end, copies.size());
     }
     listed += lists.Get(i)->count();
   }
@@ -315,21 +306,20 @@ absl::Status BodyChecker::CheckRequirements() {
   for (uint32_t i = 0; i < count; ++i) {
     const fb::Requirement& now = *body_.requirements()->Get(i);
     if (now.side() > fb::Side::kDestination) {
-      return Bad(absl::StrFormat("requirement %u: unknown side %u", i,
-                                 static_cast<uint32_t>(now.side())));
+      return Bad("requirement %u: unknown side %u", i,
+                 static_cast<uint32_t>(now.side()));
     }
     if (!is_word(now.key()->str()) || !is_word(now.value()->str())) {
-      return Bad(absl::StrFormat(
+      return Bad(
           "requirement %u: its key or value is not made of lower-case letters, "
           "digits and '_'",
-          i));
+          i);
     }
     if (i == 0) continue;
     const fb::Requirement& before = *body_.requirements()->Get(i - 1);
     if (std::pair(before.side(), before.key()->str()) >=
         std::pair(now.side(), now.key()->str())) {
-      return Bad(
-          absl::StrFormat("requirement %u: not ascending by side and key", i));
+      return Bad("requirement %u: not ascending by side and key", i);
     }
   }
   return absl::OkStatus();
@@ -342,8 +332,8 @@ absl::Status BodyChecker::CheckDelta() {
   if (delta == nullptr) return absl::OkStatus();
   if (delta->changes() != fb::DeltaChanges::kSnapshot &&
       delta->changes() != fb::DeltaChanges::kBitmap) {
-    return Bad(absl::StrFormat("delta: unknown way %u to find changes",
-                               static_cast<uint32_t>(delta->changes())));
+    return Bad("delta: unknown way %u to find changes",
+               static_cast<uint32_t>(delta->changes()));
   }
   if (absl::Status status = CheckRungs(*delta); !status.ok()) return status;
   if (body_.quantizations() != nullptr && body_.quantizations()->size() > 0) {
@@ -358,9 +348,9 @@ absl::Status BodyChecker::CheckDelta() {
           return message.kind() != fb::MessageKind::kSend;
         });
     if (sends_none) continue;
-    return Bad(absl::StrFormat(
+    return Bad(
         "delta: destination rank %u relays, which does not know what changed",
-        rank));
+        rank);
   }
   return absl::OkStatus();
 }
@@ -372,14 +362,14 @@ absl::Status BodyChecker::CheckRungs(const fb::Delta& delta) {
     if (rung >= 1 && rung <= (i == 0 ? 7 : delta.rungs()->Get(i - 1) - 1U)) {
       continue;
     }
-    return Bad(absl::StrFormat(
+    return Bad(
         "delta: rung %u is %u, rungs descend from at most 7 to at least 1", i,
-        rung));
+        rung);
   }
   if (count > 0) return absl::OkStatus();
   for (uint32_t i = 0; i < body_.rounds()->size(); ++i) {
     if (body_.rounds()->Get(i)->mechanism() == fb::Mechanism::kDirect) continue;
-    return Bad(absl::StrFormat("delta: round %u is staged, and no rungs", i));
+    return Bad("delta: round %u is staged, and no rungs", i);
   }
   return absl::OkStatus();
 }
@@ -398,15 +388,14 @@ absl::Status BodyChecker::CheckTopology() {
   }
   if (!std::isfinite(topology->spine_oversubscription()) ||
       topology->spine_oversubscription() < 1) {
-    return Bad(absl::StrFormat(
-        "topology: spine_oversubscription is %g; wanted at least 1",
-        topology->spine_oversubscription()));
+    return Bad("topology: spine_oversubscription is %g; wanted at least 1",
+               topology->spine_oversubscription());
   }
   for (const double speed : {topology->peer_bytes_per_second(),
                              topology->network_bytes_per_second()}) {
     if (std::isfinite(speed) && speed > 0) continue;
-    return Bad(absl::StrFormat(
-        "topology: a link has %g bytes per second; wanted more than 0", speed));
+    return Bad("topology: a link has %g bytes per second; wanted more than 0",
+               speed);
   }
   return absl::OkStatus();
 }
@@ -419,8 +408,8 @@ absl::Status BodyChecker::CheckDeclarations() {
     const fb::SkipReason reason = skip.reason();
     if (reason == fb::SkipReason::kUnspecified ||
         reason > fb::SkipReason::kUnread) {
-      return Bad(absl::StrFormat("skip %u: unknown reason %u", i,
-                                 static_cast<uint32_t>(reason)));
+      return Bad("skip %u: unknown reason %u", i,
+                 static_cast<uint32_t>(reason));
     }
     absl::Status status = CheckUtf8("name", skip.name());
     status.Update(CheckUtf8("detail", skip.detail()));
@@ -431,8 +420,8 @@ absl::Status BodyChecker::CheckDeclarations() {
     for (DType dtype :
          {body_.casts()->Get(i)->from(), body_.casts()->Get(i)->to()}) {
       if (!IsKnown(dtype)) {
-        return Bad(absl::StrFormat("cast %u: unknown dtype %u", i,
-                                   static_cast<uint32_t>(dtype)));
+        return Bad("cast %u: unknown dtype %u", i,
+                   static_cast<uint32_t>(dtype));
       }
     }
   }
@@ -442,8 +431,8 @@ absl::Status BodyChecker::CheckDeclarations() {
     return Bad("limits: more than 2^63 bytes");
   }
   if (limits.slots() > kSlotsMax) {
-    return Bad(absl::StrFormat("limits: slots is %u; wanted at most %u",
-                               limits.slots(), kSlotsMax));
+    return Bad("limits: slots is %u; wanted at most %u", limits.slots(),
+               kSlotsMax);
   }
   return CheckUtf8("the binding link", body_.stats()->binding_link());
 }
@@ -451,8 +440,7 @@ absl::Status BodyChecker::CheckDeclarations() {
 absl::Status BodyChecker::CheckProgram(uint32_t rank,
                                        const fb::RankProgram& program) {
   const auto at = [rank](const std::string& where, const std::string& message) {
-    return Bad(
-        absl::StrFormat("program of rank %u%s: %s", rank, where, message));
+    return Bad("program of rank %u%s: %s", rank, where, message);
   };
   if (program.buffers() == nullptr) return at("", "has no list of buffers");
   if (!ArePacked(program) && program.messages() == nullptr) {
@@ -543,10 +531,10 @@ absl::Status BodyChecker::CheckMessages(const fb::RankProgram& program,
         return Tell(fault, ends, message);
       }
       if (!CountOperation(ends.rank, message)) {
-        return Bad(absl::StrFormat(
+        return Bad(
             "round %u has more than %u operations of the rank; NCCL can hang "
             "in larger groups",
-            message.round(), kGroupOperationsMax));
+            message.round(), kGroupOperationsMax);
       }
       if (!IsChecked(message, sizes)) {
         absl::Status status = CheckCopies(program, sizes, message.copies(),
@@ -670,21 +658,20 @@ absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
   for (uint32_t i = 0; i < count; ++i) {
     const fb::Relay& relay = *program.relays()->Get(i);
     if (i >= sends_.size() || relay.message() != sends_[i]) {
-      return Bad(absl::StrFormat(
+      return Bad(
           "relay %u is message %u when it should be %s", i, relay.message(),
-          i >= sends_.size() ? "none" : absl::StrCat("message ", sends_[i])));
+          i >= sends_.size() ? "none" : absl::StrCat("message ", sends_[i]));
     }
     if (relay.fed_by() >= ends_.size() || ends_[relay.fed_by()].is_send() ||
         ends_[relay.fed_by()].round() >= ends_[sends_[i]].round()) {
-      return Bad(absl::StrFormat(
+      return Bad(
           "relay %u: message %u is fed by message %u, which is no receive of "
           "an earlier round",
-          i, sends_[i], relay.fed_by()));
+          i, sends_[i], relay.fed_by());
     }
   }
   if (count < sends_.size()) {
-    return Bad(
-        absl::StrFormat("message %u is sent, and no relay", sends_[count]));
+    return Bad("message %u is sent, and no relay", sends_[count]);
   }
   return absl::OkStatus();
 }
@@ -731,24 +718,20 @@ absl::Status BodyChecker::Tell(Fault fault, const Ends& ends,
     case Fault::kNone:
       return absl::OkStatus();
     case Fault::kRound:
-      return Bad(absl::StrFormat("round %u is not below %u", message.round(),
-                                 rounds_->size()));
+      return Bad("round %u is not below %u", message.round(), rounds_->size());
     case Fault::kPeer:
-      return Bad(
-          absl::StrFormat("peer %u is not below %u", message.peer(), ranks_));
+      return Bad("peer %u is not below %u", message.peer(), ranks_);
     case Fault::kShiftedPeer:
-      return Bad(absl::StrFormat(
-          "peer %u shifted by %u is not below %u", message.peer(),
-          of_source ? ends.source_shift : ends.destination_shift,
-          of_source ? source_ranks_ : ranks_));
+      return Bad("peer %u shifted by %u is not below %u", message.peer(),
+                 of_source ? ends.source_shift : ends.destination_shift,
+                 of_source ? source_ranks_ : ranks_);
     case Fault::kSelf:
       return Bad("peer is the rank itself");
     case Fault::kCopies:
-      return Bad(absl::StrFormat("copies %u is not below %u", message.copies(),
-                                 copy_lists_->size()));
+      return Bad("copies %u is not below %u", message.copies(),
+                 copy_lists_->size());
     case Fault::kKind:
-      return Bad(absl::StrFormat("unknown kind %u",
-                                 static_cast<uint32_t>(message.kind())));
+      return Bad("unknown kind %u", static_cast<uint32_t>(message.kind()));
     case Fault::kBroadcastRound:
       return Bad("is a broadcast, and its round is not staged between hosts");
     case Fault::kBroadcastShift:
@@ -758,9 +741,9 @@ absl::Status BodyChecker::Tell(Fault fault, const Ends& ends,
     case Fault::kDirectStaging:
       return Bad("a direct message has a staging_offset");
     case Fault::kStaging:
-      return Bad(absl::StrFormat(
-          "%u bytes from %u leave the staging arena of %u bytes",
-          message.size_bytes(), message.staging_offset(), ends.staging_bytes));
+      return Bad("%u bytes from %u leave the staging arena of %u bytes",
+                 message.size_bytes(), message.staging_offset(),
+                 ends.staging_bytes);
   }
   return Bad("unknown fault");
 }
@@ -806,16 +789,15 @@ absl::Status BodyChecker::CheckCopy(const fb::RankProgram& program,
                                     const fb::Copy& copy, uint64_t size_bytes,
                                     bool fills) {
   if (copy.buffer_slot() >= program.buffers()->size()) {
-    return Bad(absl::StrFormat("buffer_slot %u is not below %u",
-                               copy.buffer_slot(), program.buffers()->size()));
+    return Bad("buffer_slot %u is not below %u", copy.buffer_slot(),
+               program.buffers()->size());
   }
   const BufferSize& buffer =
       buffers_[program.buffers()->Get(copy.buffer_slot())];
   const uint64_t numel = buffer.tensor_elements;
   if (copy.offset() >= buffer.elements()) {
-    return Bad(
-        absl::StrFormat("offset %u is not below the buffer's %u elements",
-                        copy.offset(), buffer.elements()));
+    return Bad("offset %u is not below the buffer's %u elements", copy.offset(),
+               buffer.elements());
   }
   // Where the last element lies: loops of whole tensors move `tensor`, all
   // others move `element` and must not carry into the next tensor.
@@ -828,29 +810,27 @@ absl::Status BodyChecker::CheckCopy(const fb::RankProgram& program,
     const uint64_t bound = loop.stride() < numel ? numel : buffer.tensors;
     const uint64_t tensors = Divide(loop.stride(), numel);
     if (tensors > 0 && loop.stride() != tensors * numel) {
-      return Bad(absl::StrFormat(
+      return Bad(
           "loop %u: stride %u is neither inside a tensor of %u elements nor "
           "whole tensors",
-          i, loop.stride(), numel));
+          i, loop.stride(), numel);
     }
     const uint64_t stride = tensors == 0 ? loop.stride() : tensors;
     uint64_t span = 0;
     if (__builtin_mul_overflow(loop.extent() - 1, stride, &span) ||
         __builtin_add_overflow(position, span, &position) ||
         position >= bound) {
-      return Bad(absl::StrFormat("loop %u: %u strides of %u leave the %s", i,
-                                 loop.extent(), loop.stride(),
-                                 loop.stride() < numel ? "tensor" : "stack"));
+      return Bad("loop %u: %u strides of %u leave the %s", i, loop.extent(),
+                 loop.stride(), loop.stride() < numel ? "tensor" : "stack");
     }
     if (!Multiply(loop.extent(), elements)) {
-      return Bad(absl::StrFormat("loop %u: too many elements", i));
+      return Bad("loop %u: too many elements", i);
     }
   }
   if (copy.wire_dtype() != buffer.dtype &&
       (fills || !IsSupportedCast(copy.wire_dtype(), buffer.dtype))) {
-    return Bad(
-        absl::StrFormat("no cast between %s on the wire and the buffer's %s",
-                        DTypeName(copy.wire_dtype()), DTypeName(buffer.dtype)));
+    return Bad("no cast between %s on the wire and the buffer's %s",
+               DTypeName(copy.wire_dtype()), DTypeName(buffer.dtype));
   }
   if (fills) {
     if (copy.staging_offset() != 0) return Bad("a fill has a staging_offset");
@@ -860,9 +840,9 @@ absl::Status BodyChecker::CheckCopy(const fb::RankProgram& program,
   if (!Multiply(DTypeBytes(copy.wire_dtype()), end) ||
       __builtin_add_overflow(end, copy.staging_offset(), &end) ||
       end > size_bytes) {
-    return Bad(absl::StrFormat(
-        "%u elements of %s from byte %u leave the message's %u bytes", elements,
-        DTypeName(copy.wire_dtype()), copy.staging_offset(), size_bytes));
+    return Bad("%u elements of %s from byte %u leave the message's %u bytes",
+               elements, DTypeName(copy.wire_dtype()), copy.staging_offset(),
+               size_bytes);
   }
   return absl::OkStatus();
 }

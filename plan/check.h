@@ -26,6 +26,12 @@ inline constexpr uint64_t kLargestStaging = uint64_t{1} << 48;
 inline absl::Status Bad(std::string message) {
   return absl::InvalidArgumentError(message);
 }
+// As absl::StrFormat.
+template <typename First, typename... Rest>
+absl::Status Bad(const absl::FormatSpec<First, Rest...>& format,
+                 const First& first, const Rest&... rest) {
+  return Bad(absl::StrFormat(format, first, rest...));
+}
 
 // `status` with its place in front. Places are put together on failure only.
 inline absl::Status At(const std::string& place, const absl::Status& status) {
@@ -39,8 +45,8 @@ inline absl::Status CheckUtf8(std::string_view what,
   if (text == nullptr) return absl::OkStatus();
   const size_t bad = FirstNotUtf8(text->string_view());
   if (bad == std::string_view::npos) return absl::OkStatus();
-  return Bad(absl::StrFormat("%s is not UTF-8: byte 0x%02x at offset %u", what,
-                             text->Data()[bad], bad));
+  return Bad("%s is not UTF-8: byte 0x%02x at offset %u", what,
+             text->Data()[bad], bad);
 }
 
 // The FlatBuffers verifier checks the alignment of a vector's length, not of

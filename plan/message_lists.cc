@@ -20,15 +20,13 @@ absl::Status CheckHalves(const char* name,
                          const flatbuffers::Vector<uint16_t>& low,
                          const flatbuffers::Vector<uint16_t>* high) {
   if (high == nullptr || high->size() == low.size()) return absl::OkStatus();
-  return Bad(absl::StrFormat("%u upper halves of %u %s", high->size(),
-                             low.size(), name));
+  return Bad("%u upper halves of %u %s", high->size(), low.size(), name);
 }
 
 absl::Status CheckNumbers(const fb::PackedMessages& packed, uint32_t lists) {
   if (packed.copies()->size() != packed.peers()->size()) {
-    return Bad(absl::StrFormat("%u peers have %u copies",
-                               packed.peers()->size(),
-                               packed.copies()->size()));
+    return Bad("%u peers have %u copies", packed.peers()->size(),
+               packed.copies()->size());
   }
   absl::Status status =
       CheckHalves("peers", *packed.peers(), packed.peers_high());
@@ -49,7 +47,7 @@ absl::Status CheckNumbers(const fb::PackedMessages& packed, uint32_t lists) {
     }
   }
   if (most < lists) return absl::OkStatus();
-  return Bad(absl::StrFormat("copies %u is not below %u", most, lists));
+  return Bad("copies %u is not below %u", most, lists);
 }
 
 absl::Status CheckList(const fb::Body& body, const fb::MessageList& list) {
@@ -59,17 +57,15 @@ absl::Status CheckList(const fb::Body& body, const fb::MessageList& list) {
   };
   if (ends_behind(list.rounds_begin(), list.rounds_count(),
                   packed.rounds()->size())) {
-    return Bad(
-        absl::StrFormat("rounds end at %u of %u",
-                        uint64_t{list.rounds_begin()} + list.rounds_count(),
-                        packed.rounds()->size()));
+    return Bad("rounds end at %u of %u",
+               uint64_t{list.rounds_begin()} + list.rounds_count(),
+               packed.rounds()->size());
   }
   if (ends_behind(list.messages_begin(), list.messages_count(),
                   packed.peers()->size())) {
-    return Bad(
-        absl::StrFormat("messages end at %u of %u",
-                        uint64_t{list.messages_begin()} + list.messages_count(),
-                        packed.peers()->size()));
+    return Bad("messages end at %u of %u",
+               uint64_t{list.messages_begin()} + list.messages_count(),
+               packed.peers()->size());
   }
   uint64_t messages = 0;
   int64_t last = -1;
@@ -77,22 +73,21 @@ absl::Status CheckList(const fb::Body& body, const fb::MessageList& list) {
     const fb::MessageRound& round =
         *packed.rounds()->Get(list.rounds_begin() + i);
     if (round.round() <= last) {
-      return Bad(
-          absl::StrFormat("round %u follows round %d", round.round(), last));
+      return Bad("round %u follows round %d", round.round(), last);
     }
     if (round.round() >= body.rounds()->size()) {
-      return Bad(absl::StrFormat("round %u is not below %u", round.round(),
-                                 body.rounds()->size()));
+      return Bad("round %u is not below %u", round.round(),
+                 body.rounds()->size());
     }
     if (round.receives() + round.sends() == 0) {
-      return Bad(absl::StrFormat("round %u has no messages", round.round()));
+      return Bad("round %u has no messages", round.round());
     }
     last = round.round();
     messages += uint64_t{round.receives()} + round.sends();
   }
   if (messages == list.messages_count()) return absl::OkStatus();
-  return Bad(absl::StrFormat("its rounds have %u messages when it has %u",
-                             messages, list.messages_count()));
+  return Bad("its rounds have %u messages when it has %u", messages,
+             list.messages_count());
 }
 
 absl::Status CheckPacked(const fb::Body& body) {
@@ -107,13 +102,11 @@ absl::Status CheckPacked(const fb::Body& body) {
   }
   const uint32_t lists = body.copy_lists()->size();
   if (packed.sizes()->size() != lists) {
-    return Bad(absl::StrFormat("%u sizes of %u copy lists",
-                               packed.sizes()->size(), lists));
+    return Bad("%u sizes of %u copy lists", packed.sizes()->size(), lists);
   }
   for (uint32_t i = 0; i < lists; ++i) {
     if (packed.sizes()->Get(i) <= kLargestStaging) continue;
-    return Bad(absl::StrFormat("size %u is %u, above 2^48", i,
-                               packed.sizes()->Get(i)));
+    return Bad("size %u is %u, above 2^48", i, packed.sizes()->Get(i));
   }
   if (absl::Status s = CheckNumbers(packed, lists); !s.ok()) return s;
   // Lists may share their rounds. A small file is not to take long.
@@ -150,13 +143,11 @@ absl::Status CheckPackedMessages(const fb::Body& body) {
     const int32_t list = program.message_list();
     if (list == -1) continue;
     if (list < 0 || list >= lists) {
-      return Bad(
-          absl::StrFormat("program of rank %u: message_list %d is not below %d",
-                          rank, list, lists));
+      return Bad("program of rank %u: message_list %d is not below %d", rank,
+                 list, lists);
     }
     if (program.messages() != nullptr) {
-      return Bad(absl::StrFormat(
-          "program of rank %u: has messages and a message_list", rank));
+      return Bad("program of rank %u: has messages and a message_list", rank);
     }
   }
   return absl::OkStatus();

@@ -27,24 +27,22 @@ uint32_t Number(Enum value) {
 absl::Status CheckIndex(const IndexDims* index, uint64_t& tensors) {
   tensors = 1;
   if (Length(index) > kDimsMax) {
-    return Bad(absl::StrFormat("%u index dimensions are more than %u",
-                               Length(index), kDimsMax));
+    return Bad("%u index dimensions are more than %u", Length(index), kDimsMax);
   }
   for (uint32_t d = 0; d < Length(index); ++d) {
     const fb::IndexDim& dim = *index->Get(d);
     if (dim.count() == 0 || !Multiply(dim.count(), tensors) ||
         tensors > kStackTensorsMax) {
-      return Bad(absl::StrFormat("index %u: count %u is not possible", d,
-                                 dim.count()));
+      return Bad("index %u: count %u is not possible", d, dim.count());
     }
     if (dim.numbers() != nullptr && dim.numbers()->size() != dim.count()) {
-      return Bad(absl::StrFormat("index %u: %u numbers for a count of %u", d,
-                                 dim.numbers()->size(), dim.count()));
+      return Bad("index %u: %u numbers for a count of %u", d,
+                 dim.numbers()->size(), dim.count());
     }
     if (dim.numbers() == nullptr && int64_t{dim.first()} + dim.count() - 1 >
                                         std::numeric_limits<int32_t>::max()) {
-      return Bad(absl::StrFormat("index %u: %u numbers from %d overflow", d,
-                                 dim.count(), dim.first()));
+      return Bad("index %u: %u numbers from %d overflow", d, dim.count(),
+                 dim.first());
     }
   }
   return absl::OkStatus();
@@ -54,16 +52,14 @@ absl::Status CheckShape(const flatbuffers::Vector<uint64_t>* shape,
                         uint64_t& elements) {
   elements = 1;
   if (Length(shape) > kDimsMax) {
-    return Bad(absl::StrFormat("%u dimensions are more than %u", Length(shape),
-                               kDimsMax));
+    return Bad("%u dimensions are more than %u", Length(shape), kDimsMax);
   }
   if (!IsAligned(shape)) {
     return Bad("shape is not aligned to 8 bytes");
   }
   for (uint32_t d = 0; d < Length(shape); ++d) {
     if (shape->Get(d) > kLargestSize || !Multiply(shape->Get(d), elements)) {
-      return Bad(absl::StrFormat("dimension %u of %u overflows the size", d,
-                                 shape->Get(d)));
+      return Bad("dimension %u of %u overflows the size", d, shape->Get(d));
     }
   }
   return absl::OkStatus();
@@ -83,10 +79,10 @@ absl::Status CheckParam(const fb::Param& param, std::vector<uint64_t>& dims) {
     return status;
   }
   if (!IsKnown(param.dtype())) {
-    return Bad(absl::StrFormat("unknown dtype %u", Number(param.dtype())));
+    return Bad("unknown dtype %u", Number(param.dtype()));
   }
   if (!IsKnown(param.skip())) {
-    return Bad(absl::StrFormat("unknown skip reason %u", Number(param.skip())));
+    return Bad("unknown skip reason %u", Number(param.skip()));
   }
   if (!Multiply(tensors, elements) ||
       !Multiply(DTypeBytes(param.dtype()), elements)) {
@@ -106,8 +102,7 @@ absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
                           const flatbuffers::Vector<uint64_t>* extent,
                           const flatbuffers::Vector<uint64_t>* stride) {
   if (Length(extent) != Length(stride)) {
-    return Bad(absl::StrFormat("%u extents and %u strides", Length(extent),
-                               Length(stride)));
+    return Bad("%u extents and %u strides", Length(extent), Length(stride));
   }
   if (!IsAligned(extent) || !IsAligned(stride)) {
     return Bad("extent or stride is not aligned to 8 bytes");
@@ -115,17 +110,16 @@ absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
   Uint128 last = offset;  // a sum of few terms below 2^64
   for (uint32_t d = 0; d < Length(extent); ++d) {
     if (extent->Get(d) == 0) {
-      return Bad(absl::StrFormat("extent %u is 0", d));
+      return Bad("extent %u is 0", d);
     }
     const Uint128 span = Uint128{extent->Get(d) - 1} * stride->Get(d);
     if (span > kLargestSize) {
-      return Bad(absl::StrFormat("dimension %u overflows", d));
+      return Bad("dimension %u overflows", d);
     }
     last += span;
   }
   if (last >= buffer.elements()) {
-    return Bad(
-        absl::StrFormat("leaves the buffer's %u elements", buffer.elements()));
+    return Bad("leaves the buffer's %u elements", buffer.elements());
   }
   return absl::OkStatus();
 }
@@ -134,16 +128,16 @@ absl::Status CheckFragment(
     const std::vector<std::vector<uint64_t>>& params_dims,
     const BufferSize& buffer, const fb::Fragment& fragment) {
   if (fragment.param() >= params_dims.size()) {
-    return Bad(absl::StrFormat("param %u is not below %u", fragment.param(),
-                               params_dims.size()));
+    return Bad("param %u is not below %u", fragment.param(),
+               params_dims.size());
   }
   const std::vector<uint64_t>& dims = params_dims[fragment.param()];
   if (Length(fragment.lo()) != dims.size() ||
       Length(fragment.extent()) != dims.size()) {
-    return Bad(absl::StrFormat(
+    return Bad(
         "lo has %u and extent %u entries when param %u has %u dimensions",
         Length(fragment.lo()), Length(fragment.extent()), fragment.param(),
-        dims.size()));
+        dims.size());
   }
   if (!IsAligned(fragment.lo())) return Bad("lo is not aligned to 8 bytes");
   if (absl::Status status = CheckStrides(buffer, fragment.offset(),
@@ -155,9 +149,8 @@ absl::Status CheckFragment(
     const uint64_t lo = fragment.lo()->Get(d);
     const uint64_t extent = fragment.extent()->Get(d);
     if (lo > dims[d] || extent > dims[d] - lo) {
-      return Bad(absl::StrFormat(
-          "dimension %u: %u elements from %u leave the param's %u", d, extent,
-          lo, dims[d]));
+      return Bad("dimension %u: %u elements from %u leave the param's %u", d,
+                 extent, lo, dims[d]);
     }
   }
   return absl::OkStatus();
@@ -166,17 +159,16 @@ absl::Status CheckFragment(
 absl::Status CheckRegion(const BufferSize& buffer, const fb::Region& region) {
   if (region.kind() != fb::RegionKind::kFill &&
       region.kind() != fb::RegionKind::kSkip) {
-    return Bad(absl::StrFormat("unknown kind %u", Number(region.kind())));
+    return Bad("unknown kind %u", Number(region.kind()));
   }
   if (!IsKnown(region.reason()) ||
       (region.kind() == fb::RegionKind::kSkip &&
        region.reason() == fb::SkipReason::kUnspecified)) {
-    return Bad(
-        absl::StrFormat("unknown skip reason %u", Number(region.reason())));
+    return Bad("unknown skip reason %u", Number(region.reason()));
   }
   if (Length(region.extent()) > kDimsMax) {
-    return Bad(absl::StrFormat("%u dimensions are more than %u",
-                               Length(region.extent()), kDimsMax));
+    return Bad("%u dimensions are more than %u", Length(region.extent()),
+               kDimsMax);
   }
   if (absl::Status status = CheckUtf8("detail", region.detail());
       !status.ok()) {
@@ -215,7 +207,7 @@ absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
     return status;
   }
   if (!IsKnown(size.dtype)) {
-    return Bad(absl::StrFormat("unknown dtype %u", Number(size.dtype)));
+    return Bad("unknown dtype %u", Number(size.dtype));
   }
   uint64_t bytes = size.tensor_elements;
   if (!Multiply(size.tensors, bytes) ||
@@ -236,8 +228,8 @@ absl::Status CheckBuffer(const std::vector<std::vector<uint64_t>>& params_dims,
     }
   }
   if (Length(buffer.post_hooks()) > kPostHooksMax) {
-    return Bad(absl::StrFormat("%u post-hooks are more than %u",
-                               Length(buffer.post_hooks()), kPostHooksMax));
+    return Bad("%u post-hooks are more than %u", Length(buffer.post_hooks()),
+               kPostHooksMax);
   }
   for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
     if (absl::Status status = CheckPostHook(*buffer.post_hooks()->Get(i));
