@@ -1,98 +1,51 @@
 #include "plan/enum_text.h"
 
+#include <cstddef>
+
 #include "absl/strings/str_cat.h"
 #include "plan/dtype.h"
 
 namespace refit {
 
+namespace {
+
+// `words`: for the values of the enum, which count from 0.
+template <typename Enum, size_t kWords>
+const char* WordOf(Enum value, const char* const (&words)[kWords]) {
+  static_assert(kWords == static_cast<size_t>(Enum::MAX) + 1);
+  const auto index = static_cast<size_t>(value);
+  return index < kWords ? words[index] : "unknown";
+}
+
+}  // namespace
+
 const char* EnumText(fb::Side side) {
-  switch (side) {
-    case fb::Side::kSource:
-      return "source";
-    case fb::Side::kDestination:
-      return "destination";
-  }
-  return "unknown";
+  return WordOf(side, {"source", "destination"});
 }
 
 const char* EnumText(fb::Route route) {
-  switch (route) {
-    case fb::Route::kUnspecified:
-      return "unspecified";
-    case fb::Route::kLocal:
-      return "local";
-    case fb::Route::kPeer:
-      return "peer";
-    case fb::Route::kNetwork:
-      return "network";
-  }
-  return "unknown";
+  return WordOf(route, {"unspecified", "local", "peer", "network"});
 }
 
 const char* EnumText(fb::Mechanism mechanism) {
-  switch (mechanism) {
-    case fb::Mechanism::kStaged:
-      return "staged";
-    case fb::Mechanism::kDirect:
-      return "direct";
-  }
-  return "unknown";
+  return WordOf(mechanism, {"staged", "direct"});
 }
 
 const char* EnumText(fb::SkipReason reason) {
-  switch (reason) {
-    case fb::SkipReason::kUnspecified:
-      return "unspecified";
-    case fb::SkipReason::kTied:
-      return "tied";
-    case fb::SkipReason::kExcluded:
-      return "excluded";
-    case fb::SkipReason::kFrozen:
-      return "frozen";
-    case fb::SkipReason::kDerived:
-      return "derived";
-    case fb::SkipReason::kUnread:
-      return "unread";
-  }
-  return "unknown";
+  return WordOf(reason, {"unspecified", "tied", "excluded", "frozen", "derived",
+                         "unread"});
 }
 
 const char* EnumText(fb::RegionKind kind) {
-  switch (kind) {
-    case fb::RegionKind::kUnspecified:
-      return "unspecified";
-    case fb::RegionKind::kFill:
-      return "fill";
-    case fb::RegionKind::kSkip:
-      return "skip";
-  }
-  return "unknown";
+  return WordOf(kind, {"unspecified", "fill", "skip"});
 }
 
 const char* EnumText(fb::ScaleFormat format) {
-  switch (format) {
-    case fb::ScaleFormat::kUnspecified:
-      return "unspecified";
-    case fb::ScaleFormat::kFp32:
-      return "fp32";
-    case fb::ScaleFormat::kUe8m0:
-      return "ue8m0";
-    case fb::ScaleFormat::kE8m0:
-      return "e8m0";
-  }
-  return "unknown";
+  return WordOf(format, {"unspecified", "fp32", "ue8m0", "e8m0"});
 }
 
 const char* EnumText(fb::DeltaChanges changes) {
-  switch (changes) {
-    case fb::DeltaChanges::kUnspecified:
-      return "unspecified";
-    case fb::DeltaChanges::kSnapshot:
-      return "snapshot";
-    case fb::DeltaChanges::kBitmap:
-      return "bitmap";
-  }
-  return "unknown";
+  return WordOf(changes, {"unspecified", "snapshot", "bitmap"});
 }
 
 // The table of names holds literals, so the view is terminated.
