@@ -11,7 +11,6 @@
 #include "absl/types/span.h"
 #include "compiler/diagnostics.h"
 #include "compiler/job/job.h"
-#include "compiler/plan_of_job.h"
 #include "files/atomic_file.h"
 #include "plan/diff/diff.h"
 #include "plan/plan_file.h"
@@ -22,6 +21,7 @@
 #include "simulator/simulation.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
+#include "tools/simulation_input.h"
 
 namespace {
 
@@ -72,18 +72,18 @@ refit::ToolInfo ReportTool(ReportArguments& arguments) {
   };
 }
 
-// What is wrong with the arguments; "" when nothing is.
+// What is wrong with the arguments; "" when nothing is. `options` become those
+// of --executor.
 std::string CheckReport(const ReportArguments& arguments,
-                        const std::string& plan) {
+                        const std::string& plan,
+                        refit::simulator::Options& options) {
   if (arguments.json != arguments.output.empty()) {
     return arguments.json ? "--json prints; leave out --output"
                           : "no page; wanted -o OUT.html";
   }
-  using refit::simulator::Executor;
-  if (arguments.executor != ExecutorText(Executor::kGpu) &&
-      arguments.executor != ExecutorText(Executor::kCpu)) {
-    return absl::StrCat("--executor is \"", arguments.executor,
-                        "\"; wanted gpu or cpu");
+  if (std::string mistake = refit::ReadExecutor(arguments.executor, options);
+      !mistake.empty()) {
+    return mistake;
   }
   int streams = 0;
   for (const std::string& input :
@@ -104,53 +104,32 @@ std::string NameOf(const std::string& path) {
 }
 
 int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
-           const std::string& path) {
+           refit::simulator::Options options, const std::string& path) {
   const auto fail = [&](const absl::Status& status) {
     return refit::Fail(tool, std::string(status.message()));
   };
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
   if (!plan.ok()) return fail(plan.status());
 
-  refit::Diagnostics diagnostics;
-  const auto show = [&] {
-    std::cerr << diagnostics.Render();
-    return refit::kExitError;
-  };
-  using refit::simulator::Executor;
-  refit::simulator::Options options = refit::simulator::OptionsOf(
-      arguments.executor == "cpu" ? Executor::kCpu : Executor::kGpu);
   options.record_rates = true;
   options.folds_equal_ranks = true;
+  refit::simulator::UseSpeedsOf(*plan, options);
   std::optional<refit::report::JobText> job_text;
   if (!arguments.job.empty()) {
     const std::optional<refit::Job> job =
-        refit::ReadJob(arguments.job, diagnostics, "refit-report --job");
-    if (!job.has_value()) return show();
-    const bool is_plans = refit::HasInputsOf(*job, *plan, diagnostics);
-    if (!diagnostics.ok()) return show();
-    if (!is_plans) {
-      return refit::Fail(
-          tool,
-          absl::StrCat("--job is \"", arguments.job,
-                       "\", which this plan was not compiled from: the "
-                       "digests of inputs differ; wanted the plan's job"));
-    }
-    // A job that says nothing of NVLink says nothing of shared memory.
-    const auto& peer = job->topology.peer_gigabytes_per_second;
-    options.has_plan_speeds = peer.given || options.executor == Executor::kGpu;
-    if (options.has_plan_speeds) {
-      options.peer_bytes_per_second = peer.value * 1e9;
-    }
-    options.network_bytes_per_second =
-        job->topology.network_gigabytes_per_second.value * 1e9;
+        refit::ReadPlansJob(tool, arguments.job, *plan, options);
+    if (!job.has_value()) return refit::kExitError;
     job_text = refit::report::TextOfJob(arguments.job, *job);
   }
-  refit::simulator::UseSpeedsOf(*plan, options);
   std::optional<refit::report::MeasuredRun> measured;
   if (!arguments.measured.empty()) {
+    refit::Diagnostics diagnostics;
     measured =
         refit::report::ReadMeasuredRun(arguments.measured, *plan, diagnostics);
-    if (!measured.has_value()) return show();
+    if (!measured.has_value()) {
+      std::cerr << diagnostics.Render();
+      return refit::kExitError;
+    }
   }
   std::optional<refit::report::Comparison> against;
   if (!arguments.against.empty()) {
@@ -206,11 +185,12 @@ static int Main(int argc, char** argv) {
   const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
   if (args.done) return args.exit_status;
   const std::string& plan = args.positional[0];
-  if (const std::string mistake = CheckReport(arguments, plan);
+  refit::simulator::Options options;
+  if (const std::string mistake = CheckReport(arguments, plan, options);
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }
-  return Report(tool, arguments, plan);
+  return Report(tool, arguments, options, plan);
 }
 
 int main(int argc, char** argv) {

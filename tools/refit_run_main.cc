@@ -379,50 +379,40 @@ static int Main(int argc, char** argv) {
     }
     return status;
   };
-  const bool gives_rate = std::find(args.flags.begin(), args.flags.end(),
-                                    "--change-rate") != args.flags.end();
-  if (gives_rate && !delta) {
-    return fail("--change-rate needs --delta");
-  }
-  double rate = 0;
-  if (!absl::SimpleAtod(change_rate, &rate) || !(rate >= 0 && rate <= 1)) {
-    return fail("--change-rate is " + change_rate +
-                "; wanted a number from 0 to 1");
-  }
-  if (delta && !(source_dir.empty() && destination_dir.empty())) {
-    return fail(
-        "--delta generates its data; give no --source-dir and "
-        "--destination-dir beside it");
-  }
   check |= delta;
   const bool nccl = transport == "nccl";
-  if (!nccl && !local && transport != "ucx") {
-    return fail("--transport is " + transport + "; wanted local, nccl or ucx");
-  }
-  if (ranks_in_process && local) {
-    return fail("--ranks-in-process needs --transport nccl or ucx");
-  }
-  if (!local && !check) {
-    return fail("--transport " + transport + " needs --check");
-  }
-  if (check == !source_dir.empty() ||
-      source_dir.empty() != destination_dir.empty()) {
-    return fail(
-        "give either --check or both --source-dir and --destination-dir");
-  }
-  if (time_rounds && !(check && json)) {
-    return fail("--time-rounds needs --check and --json");
-  }
-  if (!trace.empty() && !check) {
-    return fail("--trace needs --check");
-  }
-  if (const std::string replaced =
-          refit::ReplacedInput(trace, {{"the plan", args.positional[0]}});
-      !replaced.empty()) {
-    return fail(replaced);
-  }
-  if (digest && !check) {
-    return fail("--digest needs --check");
+  const bool gives_rate = std::find(args.flags.begin(), args.flags.end(),
+                                    "--change-rate") != args.flags.end();
+  double rate = 0;
+  const bool is_rate = absl::SimpleAtod(change_rate, &rate);
+  const std::string replaced =
+      refit::ReplacedInput(trace, {{"the plan", args.positional[0]}});
+  const struct {
+    bool is_made;
+    std::string text;
+  } mistakes[] = {
+      {gives_rate && !delta, "--change-rate needs --delta"},
+      {!is_rate || !(rate >= 0 && rate <= 1),
+       "--change-rate is " + change_rate + "; wanted a number from 0 to 1"},
+      {delta && !(source_dir.empty() && destination_dir.empty()),
+       "--delta generates its data; give no --source-dir and "
+       "--destination-dir beside it"},
+      {!nccl && !local && transport != "ucx",
+       "--transport is " + transport + "; wanted local, nccl or ucx"},
+      {ranks_in_process && local,
+       "--ranks-in-process needs --transport nccl or ucx"},
+      {!local && !check, "--transport " + transport + " needs --check"},
+      {check == !source_dir.empty() ||
+           source_dir.empty() != destination_dir.empty(),
+       "give either --check or both --source-dir and --destination-dir"},
+      {time_rounds && !(check && json),
+       "--time-rounds needs --check and --json"},
+      {!trace.empty() && !check, "--trace needs --check"},
+      {!replaced.empty(), replaced},
+      {digest && !check, "--digest needs --check"},
+  };
+  for (const auto& [is_made, text] : mistakes) {
+    if (is_made) return fail(text);
   }
   absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
   if (!plan.ok()) {

@@ -1,7 +1,6 @@
 // refit-sim: how long a plan takes on given links, and why.
 #include <cstdint>
 #include <functional>
-#include <iostream>
 #include <map>
 #include <optional>
 #include <set>
@@ -17,9 +16,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "compiler/diagnostics.h"
-#include "compiler/job/job.h"
-#include "compiler/plan_of_job.h"
 #include "files/atomic_file.h"
 #include "plan/plan_file.h"
 #include "plan/text/text_sink.h"
@@ -27,6 +23,7 @@
 #include "simulator/simulation.h"
 #include "tools/args.h"
 #include "tools/plan_input.h"
+#include "tools/simulation_input.h"
 
 namespace {
 
@@ -163,38 +160,6 @@ std::string ReadRanks(absl::string_view flag, absl::string_view text,
   return "";
 }
 
-// The link speeds of the plan's job. Reports what is wrong with the job, or
-// that it is another's.
-bool ReadSpeeds(const refit::ToolInfo& tool, const std::string& path,
-                const refit::PlanFile& plan,
-                refit::simulator::Options& options) {
-  refit::Diagnostics diagnostics;
-  const std::optional<refit::Job> job =
-      refit::ReadJob(path, diagnostics, "refit-sim --job");
-  const bool is_plans =
-      job.has_value() && refit::HasInputsOf(*job, plan, diagnostics);
-  if (!diagnostics.ok() || !job.has_value()) {
-    std::cerr << diagnostics.Render();
-    return false;
-  }
-  if (!is_plans) {
-    refit::Fail(tool, absl::StrCat("--job is \"", path,
-                                   "\", which this plan was not compiled from: "
-                                   "the digests of inputs differ; wanted the "
-                                   "plan's job"));
-    return false;
-  }
-  if (plan.body().topology() != nullptr) return true;  // it has the speeds
-  // A job that says nothing of NVLink says nothing of shared memory.
-  const auto& peer = job->topology.peer_gigabytes_per_second;
-  options.has_plan_speeds =
-      peer.given || options.executor == refit::simulator::Executor::kGpu;
-  if (options.has_plan_speeds) options.peer_bytes_per_second = peer.value * 1e9;
-  options.network_bytes_per_second =
-      job->topology.network_gigabytes_per_second.value * 1e9;
-  return true;
-}
-
 // What is wrong with the files; "" when nothing is.
 std::string CheckFiles(const Arguments& arguments, const std::string& plan) {
   if (plan == "-" && arguments.job == "-") {
@@ -205,18 +170,6 @@ std::string CheckFiles(const Arguments& arguments, const std::string& plan) {
   }
   return refit::ReplacedInput(
       arguments.trace, {{"the plan", plan}, {"the job file", arguments.job}});
-}
-
-// What is wrong with --executor; "" when nothing is.
-std::string ReadExecutor(const std::string& text,
-                         refit::simulator::Options& options) {
-  using refit::simulator::Executor;
-  for (const Executor executor : {Executor::kGpu, Executor::kCpu}) {
-    if (text != refit::simulator::ExecutorText(executor)) continue;
-    options = refit::simulator::OptionsOf(executor);
-    return "";
-  }
-  return absl::StrCat("--executor is \"", text, "\"; wanted gpu or cpu");
 }
 
 // What is wrong with the other arguments; "" when nothing is. What they say
@@ -306,7 +259,8 @@ static int Main(int argc, char** argv) {
     return refit::Fail(tool, mistake);
   }
   refit::simulator::Options options;
-  if (const std::string mistake = ReadExecutor(arguments.executor, options);
+  if (const std::string mistake =
+          refit::ReadExecutor(arguments.executor, options);
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }
@@ -318,7 +272,7 @@ static int Main(int argc, char** argv) {
   if (!plan.ok()) return fail(plan.status());
   refit::simulator::UseSpeedsOf(*plan, options);
   if (!arguments.job.empty() &&
-      !ReadSpeeds(tool, arguments.job, *plan, options)) {
+      !refit::ReadPlansJob(tool, arguments.job, *plan, options)) {
     return refit::kExitError;
   }
   if (const std::string mistake = ReadOptions(arguments, options);
