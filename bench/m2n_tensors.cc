@@ -274,7 +274,7 @@ PartsByTensor AllParts(const PlanFile& plan) {
                    first_tensor, all);
         }
       }
-      first_tensor += TensorCount(buffer.index());
+      first_tensor += StackTensors(buffer);
     }
   }
   return all;

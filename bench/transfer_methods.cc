@@ -215,14 +215,10 @@ std::vector<uint64_t> TensorParts(const PlanFile& plan, int32_t sender,
       const fb::Copy& copy = *sent_copy;
       const fb::Buffer& buffer =
           *body.buffers()->Get(packer.buffers()->Get(copy.buffer_slot()));
-      uint64_t tensor_elements = 1;
-      if (buffer.shape() != nullptr) {
-        for (uint64_t extent : *buffer.shape()) tensor_elements *= extent;
-      }
+      const uint64_t tensor_elements = TensorElements(buffer);
       uint64_t tensors = 1;
       uint64_t elements = 1;  // of one tensor's part
-      for (uint32_t l = 0; l < copy.loops_count(); ++l) {
-        const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
+      for (const fb::Loop& loop : LoopsOf(body, copy)) {
         // Loops that step over whole tensors are those of layers and experts.
         (loop.stride() >= tensor_elements ? tensors : elements) *=
             loop.extent();

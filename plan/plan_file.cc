@@ -17,7 +17,6 @@
 #include <xxhash.h>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
@@ -111,16 +110,7 @@ std::string IdentifierText(const uint8_t* identifier) {
 
 template <typename Stack>
 std::string StackName(const Stack& stack, uint64_t ordinal) {
-  const auto* index = stack.index();
-  const uint32_t dims = Length(index);
-  absl::InlinedVector<int64_t, 4> numbers(dims);
-  for (uint32_t d = dims; d-- > 0;) {
-    const fb::IndexDim& dim = *index->Get(d);
-    const auto position = static_cast<uint32_t>(ordinal % dim.count());
-    ordinal /= dim.count();
-    numbers[d] = dim.numbers() != nullptr ? dim.numbers()->Get(position)
-                                          : int64_t{dim.first()} + position;
-  }
+  const std::vector<int32_t> numbers = IndexNumbers(stack.index(), ordinal);
   std::string name;
   std::string_view pattern = stack.name()->string_view();
   while (true) {
@@ -136,7 +126,7 @@ std::string StackName(const Stack& stack, uint64_t ordinal) {
       is_number = pattern[i] >= '0' && pattern[i] <= '9';
       dim = 10 * dim + static_cast<uint32_t>(pattern[i] - '0');
     }
-    if (is_number && dim < dims) {
+    if (is_number && dim < numbers.size()) {
       absl::StrAppend(&name, numbers[dim]);
       pattern.remove_prefix(close + 1);
     } else {
@@ -145,6 +135,14 @@ std::string StackName(const Stack& stack, uint64_t ordinal) {
     }
   }
   return name;
+}
+
+// Structs lie one behind the other.
+template <typename T>
+absl::Span<const T> PartOf(const flatbuffers::Vector<const T*>* all,
+                           uint32_t begin, uint32_t count) {
+  if (count == 0) return {};
+  return {all->Get(begin), count};
 }
 
 bool HasDirectRounds(const fb::Body& body) {
@@ -162,8 +160,8 @@ bool HasPostHooks(const fb::Body& body) {
                      });
 }
 
-// Whether `is_meant` holds of a message that a destination rank sends. Ranks of
-// one list of messages send alike.
+// Whether `is_meant` holds of a message that a rank from `first_rank` on sends.
+// Ranks of one list of messages send alike.
 template <typename IsMeant>
 bool AnySends(const fb::Body& body, uint32_t first_rank,
               const IsMeant& is_meant) {
@@ -180,26 +178,22 @@ bool AnySends(const fb::Body& body, uint32_t first_rank,
   return false;
 }
 
-template <typename IsMeant>
-bool DestinationsSend(const fb::Body& body, const IsMeant& is_meant) {
-  return AnySends(body, body.source_ranks(), is_meant);
-}
-
 bool IsStaged(const fb::Body& body, const fb::Message& message) {
   return body.rounds()->Get(message.round())->mechanism() ==
          fb::Mechanism::kStaged;
 }
 
 bool HasRelays(const fb::Body& body) {
-  return DestinationsSend(
-      body, [](const fb::RankProgram&, const fb::Message&) { return true; });
+  return AnySends(
+      body, body.source_ranks(),
+      [](const fb::RankProgram&, const fb::Message&) { return true; });
 }
 
 bool HasStagedRelays(const fb::Body& body) {
-  return DestinationsSend(
-      body, [&](const fb::RankProgram&, const fb::Message& message) {
-        return IsStaged(body, message);
-      });
+  return AnySends(body, body.source_ranks(),
+                  [&](const fb::RankProgram&, const fb::Message& message) {
+                    return IsStaged(body, message);
+                  });
 }
 
 bool HasDelta(const fb::Body& body) { return body.delta() != nullptr; }
@@ -397,23 +391,20 @@ absl::Status PlanFile::Check() {
   const uint8_t* data = bytes_->data();
   const size_t size = bytes_->size();
   if (size < kSmallestFileBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("not a plan: %u bytes are too few", size));
+    return Bad("not a plan: %u bytes are too few", size);
   }
   if (!fb::PlanBufferHasIdentifier(data)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "not a plan: file identifier is \"%s\" when it should be \"%s\"",
-        IdentifierText(data + 4), fb::PlanIdentifier()));
+    return Bad("not a plan: file identifier is \"%s\" when it should be \"%s\"",
+               IdentifierText(data + 4), fb::PlanIdentifier());
   }
   // A body aligned to 16 bytes makes the whole file a multiple of that; a file
   // cut inside the padding at its end is then seen as well.
   if (size >= FLATBUFFERS_MAX_BUFFER_SIZE) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("not a plan: %u bytes are more than 2 GiB", size));
+    return Bad("not a plan: %u bytes are more than 2 GiB", size);
   }
   if (size % kPlanAlignmentBytes != 0) {
     const size_t appended = BytesAfterPlan(data, size);
-    return absl::InvalidArgumentError(
+    return Bad(
         appended > 0
             ? absl::StrFormat("damaged: %u bytes follow the plan", appended)
             : absl::StrFormat("truncated: %u bytes are no multiple of %u", size,
@@ -421,9 +412,9 @@ absl::Status PlanFile::Check() {
   }
   flatbuffers::Verifier verifier = MakeVerifier(data, size);
   if (!fb::VerifyPlanBuffer(verifier)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
+    return Bad(
         "truncated or damaged: the %u bytes are no well-formed FlatBuffer",
-        size));
+        size);
   }
   plan_ = fb::GetPlan(data);
   if (absl::Status s = CheckFileDigest(); !s.ok()) return s;
@@ -435,9 +426,8 @@ absl::Status PlanFile::Check() {
                         VersionText(version), known));
   }
   if (version >> 16 < kFormatMajor) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("format version %s does not exist; this build reads %s",
-                        VersionText(version), known));
+    return Bad("format version %s does not exist; this build reads %s",
+               VersionText(version), known);
   }
   const uint64_t unknown = plan_->required_features() & ~kKnownFeatures;
   if (unknown != 0) {
@@ -446,7 +436,7 @@ absl::Status PlanFile::Check() {
                         __builtin_ctzll(unknown)));
   }
   if (plan_->inputs_digest() == nullptr || plan_->body_digest() == nullptr) {
-    return absl::InvalidArgumentError("the plan has no digests");
+    return Bad("the plan has no digests");
   }
   if (plan_->provenance() != nullptr) {
     absl::Status s = CheckUtf8("the producer", plan_->provenance()->producer());
@@ -465,27 +455,25 @@ absl::Status PlanFile::Check() {
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();
   const fb::Digest digest = DigestOf({body.data(), body.size()});
   if (!IsSame(digest, *plan_->body_digest())) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("damaged: the body's digest is %s when it should be %s",
-                        DigestText(digest), DigestText(*plan_->body_digest())));
+    return Bad("damaged: the body's digest is %s when it should be %s",
+               DigestText(digest), DigestText(*plan_->body_digest()));
   }
   // Only padding follows the body: what was appended to a plan is damage that
   // the digest does not see.
   const auto after_body =
       static_cast<size_t>(data + size - (body.data() + body.size()));
   if (after_body >= kPlanAlignmentBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("damaged: %u bytes follow the body, which should end "
-                        "the file",
-                        after_body));
+    return Bad(
+        "damaged: %u bytes follow the body, which should end "
+        "the file",
+        after_body);
   }
   if (reinterpret_cast<uintptr_t>(body.data()) % kPlanAlignmentBytes != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "the body is not aligned to %u bytes", kPlanAlignmentBytes));
+    return Bad("the body is not aligned to %u bytes", kPlanAlignmentBytes);
   }
   flatbuffers::Verifier body_verifier = MakeVerifier(body.data(), body.size());
   if (!body_verifier.VerifyBuffer<fb::Body>(nullptr)) {
-    return absl::InvalidArgumentError("the body is no well-formed FlatBuffer");
+    return Bad("the body is no well-formed FlatBuffer");
   }
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
   if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
@@ -508,14 +496,13 @@ absl::Status PlanFile::CheckFileDigest() const {
   }
   const fb::Digest* const wanted = plan_->file_digest();
   if (wanted == nullptr) {
-    return absl::InvalidArgumentError("damaged: the file's digest is missing");
+    return Bad("damaged: the file's digest is missing");
   }
   const fb::Digest digest =
       FileDigestOf({bytes_->data(), bytes_->size()}, *plan_);
   if (IsSame(digest, *wanted)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("damaged: the file's digest is %s when it should be %s",
-                      DigestText(digest), DigestText(*wanted)));
+  return Bad("damaged: the file's digest is %s when it should be %s",
+             DigestText(digest), DigestText(*wanted));
 }
 
 absl::Status PlanFile::CheckFeatures() const {
@@ -524,10 +511,10 @@ absl::Status PlanFile::CheckFeatures() const {
         !feature.is_used(*body_)) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrFormat(
+    return Bad(
         "the plan has %s but does not require that executors know them (bit "
         "%d of required_features)",
-        feature.name, std::countr_zero(feature.bit)));
+        feature.name, std::countr_zero(feature.bit));
   }
   return absl::OkStatus();
 }
@@ -581,22 +568,47 @@ fb::Side PlanFile::side(int32_t rank) const {
   return rank < source_ranks() ? fb::Side::kSource : fb::Side::kDestination;
 }
 
-uint64_t TensorElements(const fb::Buffer& buffer) {
-  uint64_t elements = 1;
-  if (buffer.shape() == nullptr) return elements;
-  for (uint32_t d = 0; d < buffer.shape()->size(); ++d) {
-    elements *= buffer.shape()->Get(d);
-  }
-  return elements;
+uint64_t ProductOf(const flatbuffers::Vector<uint64_t>* dims) {
+  uint64_t product = 1;
+  for (uint32_t d = 0; d < Length(dims); ++d) product *= dims->Get(d);
+  return product;
 }
 
-uint64_t StackTensors(const fb::Buffer& buffer) {
-  uint64_t tensors = 1;
-  if (buffer.index() == nullptr) return tensors;
-  for (uint32_t d = 0; d < buffer.index()->size(); ++d) {
-    tensors *= buffer.index()->Get(d)->count();
+int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position) {
+  if (dim.numbers() != nullptr) return dim.numbers()->Get(position);
+  return dim.first() + static_cast<int32_t>(position);
+}
+
+std::vector<int32_t> IndexNumbers(
+    const flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>* index,
+    uint64_t ordinal) {
+  std::vector<int32_t> numbers(Length(index));
+  for (uint32_t d = Length(index); d-- > 0;) {
+    const fb::IndexDim& dim = *index->Get(d);
+    numbers[d] = IndexNumber(dim, static_cast<uint32_t>(ordinal % dim.count()));
+    ordinal /= dim.count();
   }
-  return tensors;
+  return numbers;
+}
+
+absl::Span<const fb::Copy> CopiesOf(const fb::Body& body, uint32_t list) {
+  const fb::CopyList& part = *body.copy_lists()->Get(list);
+  return PartOf(body.copies(), part.begin(), part.count());
+}
+
+absl::Span<const fb::Loop> LoopsOf(const fb::Body& body, const fb::Copy& copy) {
+  return PartOf(body.loops(), copy.loops_begin(), copy.loops_count());
+}
+
+absl::Span<const fb::QuantizeLoop> LoopsOf(const fb::Body& body,
+                                           const fb::Quantize& op) {
+  return PartOf(body.quantize_loops(), op.loops_begin(), op.loops_count());
+}
+
+uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
+  uint64_t elements = 1;
+  for (const fb::Loop& loop : LoopsOf(body, copy)) elements *= loop.extent();
+  return elements;
 }
 
 fb::Route RouteBetween(const fb::Body& body, uint32_t source,

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "plan/message_lists.h"
+#include "plan/vector_length.h"
 #include "plan_generated.h"
 
 namespace refit {
@@ -127,10 +128,38 @@ Estimates EstimatesOf(const PlanFile& plan);
 // require of executors.
 uint64_t RequiredFeatures(const fb::Body& body);
 
-// The number of elements of one tensor of the stack (1 for a scalar), and of
-// the whole stack.
-uint64_t TensorElements(const fb::Buffer& buffer);
-uint64_t StackTensors(const fb::Buffer& buffer);
+// 1 for a scalar.
+uint64_t ProductOf(const flatbuffers::Vector<uint64_t>* dims);
+
+// The number of elements of one tensor of a stack, which is a param or a
+// buffer, and the number of its tensors.
+template <typename Stack>
+uint64_t TensorElements(const Stack& stack) {
+  return ProductOf(stack.shape());
+}
+template <typename Stack>
+uint64_t StackTensors(const Stack& stack) {
+  uint64_t tensors = 1;
+  for (uint32_t d = 0; d < Length(stack.index()); ++d) {
+    tensors *= stack.index()->Get(d)->count();
+  }
+  return tensors;
+}
+
+// The number that stands at `position` of an index dimension.
+int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position);
+// By index dimension, of tensor `ordinal` (row-major over them) of a stack.
+std::vector<int32_t> IndexNumbers(
+    const flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>* index,
+    uint64_t ordinal);
+
+// Body.copy_lists[`list`].
+absl::Span<const fb::Copy> CopiesOf(const fb::Body& body, uint32_t list);
+// Outermost first.
+absl::Span<const fb::Loop> LoopsOf(const fb::Body& body, const fb::Copy& copy);
+absl::Span<const fb::QuantizeLoop> LoopsOf(const fb::Body& body,
+                                           const fb::Quantize& op);
+uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy);
 
 // Whether any rank broadcasts.
 bool HasBroadcasts(const fb::Body& body);
@@ -188,9 +217,8 @@ const fb::Message* FedBy(const MessageLists& messages,
 // Bytes of a rank's scratch arena.
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);
 
-// The name of tensor `ordinal` (row-major over the index dimensions) of a
-// stack:
-// "{0}", "{1}" … replaced by the index numbers.
+// The name of tensor `ordinal` of a stack: "{0}", "{1}" … replaced by the index
+// numbers.
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal);
 std::string TensorName(const fb::Param& param, uint64_t ordinal);
 

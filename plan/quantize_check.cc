@@ -38,7 +38,7 @@ absl::Status CheckQuantization(const fb::Body& body,
   for (const uint32_t param :
        {quantization.of(), quantization.data(), quantization.scales()}) {
     if (param >= params) {
-      return Bad(absl::StrFormat("param %u is not below %u", param, params));
+      return Bad("param %u is not below %u", param, params);
     }
   }
   const fb::Param& of = *body.params()->Get(quantization.of());
@@ -47,20 +47,19 @@ absl::Status CheckQuantization(const fb::Body& body,
   for (const uint32_t block :
        {quantization.block_rows(), quantization.block_columns()}) {
     if (block == 0 || block > kLargestBlock) {
-      return Bad(absl::StrFormat("a block of %u is not possible", block));
+      return Bad("a block of %u is not possible", block);
     }
   }
   const DType scale_dtype = ScaleDType(quantization.scale_format());
   if (scale_dtype == DType::kUnspecified) {
-    return Bad(
-        absl::StrFormat("unknown scale format %u",
-                        static_cast<uint32_t>(quantization.scale_format())));
+    return Bad("unknown scale format %u",
+               static_cast<uint32_t>(quantization.scale_format()));
   }
   if (!IsQuantizable(of.dtype()) || data.dtype() != DType::kFp8E4m3 ||
       scales.dtype() != scale_dtype) {
-    return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
-                               DTypeName(of.dtype()), DTypeName(data.dtype()),
-                               DTypeName(scales.dtype())));
+    return Bad("%s to %s with scales of %s does not exist",
+               DTypeName(of.dtype()), DTypeName(data.dtype()),
+               DTypeName(scales.dtype()));
   }
   if (Length(of.shape()) != 2 || Length(data.shape()) != 2 ||
       Length(scales.shape()) != 2 || !SameIndex(of, data) ||
@@ -86,9 +85,8 @@ struct Strided {
 absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
                           absl::Span<const Strided> box) {
   if (offset >= buffer.elements()) {
-    return Bad(
-        absl::StrFormat("offset %u is not below the buffer's %u elements",
-                        offset, buffer.elements()));
+    return Bad("offset %u is not below the buffer's %u elements", offset,
+               buffer.elements());
   }
   const uint64_t numel = buffer.tensor_elements;
   uint64_t tensor = offset / numel;
@@ -98,18 +96,17 @@ absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
     if (loop.extent == 1) continue;
     const bool inside = loop.stride < numel;
     if (loop.stride == 0) {
-      return Bad(absl::StrFormat("%u strides of 0", loop.extent));
+      return Bad("%u strides of 0", loop.extent);
     }
     if (!inside && i + 2 >= box.size()) {
-      return Bad(absl::StrFormat(
-          "a matrix's stride %u leaves its tensor of %u elements", loop.stride,
-          numel));
+      return Bad("a matrix's stride %u leaves its tensor of %u elements",
+                 loop.stride, numel);
     }
     if (!inside && loop.stride % numel != 0) {
-      return Bad(absl::StrFormat(
+      return Bad(
           "stride %u is neither inside a tensor of %u elements nor whole "
           "tensors",
-          loop.stride, numel));
+          loop.stride, numel);
     }
     uint64_t& position = inside ? element : tensor;
     uint64_t span = 0;
@@ -118,8 +115,8 @@ absl::Status CheckStrides(const BufferSize& buffer, uint64_t offset,
                                &span) ||
         __builtin_add_overflow(position, span, &position) ||
         position >= (inside ? numel : buffer.tensors)) {
-      return Bad(absl::StrFormat("%u strides of %u leave the %s", loop.extent,
-                                 loop.stride, inside ? "tensor" : "stack"));
+      return Bad("%u strides of %u leave the %s", loop.extent, loop.stride,
+                 inside ? "tensor" : "stack");
     }
   }
   return absl::OkStatus();
@@ -129,27 +126,25 @@ absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
                            const fb::Quantize& op,
                            const std::vector<BufferSize>& buffers) {
   if (op.quantization() >= Length(body.quantizations())) {
-    return Bad(absl::StrFormat("quantization %u is not below %u",
-                               op.quantization(),
-                               Length(body.quantizations())));
+    return Bad("quantization %u is not below %u", op.quantization(),
+               Length(body.quantizations()));
   }
   const uint32_t slots = program.buffers()->size();
   for (const uint32_t slot :
        {op.input_slot(), op.output_slot(), op.scale_slot()}) {
     if (slot >= slots) {
-      return Bad(absl::StrFormat("slot %u is not below %u", slot, slots));
+      return Bad("slot %u is not below %u", slot, slots);
     }
   }
   const uint32_t loops = Length(body.quantize_loops());
   if (op.loops_count() > kMostLoops ||
       uint64_t{op.loops_begin()} + op.loops_count() > loops) {
-    return Bad(absl::StrFormat("%u loops from %u of %u", op.loops_count(),
-                               op.loops_begin(), loops));
+    return Bad("%u loops from %u of %u", op.loops_count(), op.loops_begin(),
+               loops);
   }
   if (op.rows() == 0 || op.columns() == 0 || op.rows() > kLargestSize ||
       op.columns() > kLargestSize) {
-    return Bad(absl::StrFormat("a matrix of %u x %u is not possible", op.rows(),
-                               op.columns()));
+    return Bad("a matrix of %u x %u is not possible", op.rows(), op.columns());
   }
   const fb::Quantization& quantization =
       *body.quantizations()->Get(op.quantization());
@@ -161,15 +156,13 @@ absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
   const BufferSize& scales = buffer(op.scale_slot());
   if (!IsQuantizable(input.dtype) || output.dtype != DType::kFp8E4m3 ||
       scales.dtype != ScaleDType(quantization.scale_format())) {
-    return Bad(absl::StrFormat("%s to %s with scales of %s does not exist",
-                               DTypeName(input.dtype), DTypeName(output.dtype),
-                               DTypeName(scales.dtype)));
+    return Bad("%s to %s with scales of %s does not exist",
+               DTypeName(input.dtype), DTypeName(output.dtype),
+               DTypeName(scales.dtype));
   }
   std::vector<Strided> in, out, scale;
   uint64_t elements = 1;
-  for (uint32_t i = 0; i < op.loops_count(); ++i) {
-    const fb::QuantizeLoop& loop =
-        *body.quantize_loops()->Get(op.loops_begin() + i);
+  for (const fb::QuantizeLoop& loop : LoopsOf(body, op)) {
     in.push_back({loop.extent(), loop.input_stride()});
     out.push_back({loop.extent(), loop.output_stride()});
     scale.push_back({loop.extent(), loop.scale_stride()});
@@ -180,8 +173,8 @@ absl::Status CheckQuantize(const fb::Body& body, const fb::RankProgram& program,
   }
   // Each is written once; a file that says more would cost time without end.
   if (elements > output.elements()) {
-    return Bad(absl::StrFormat("%u elements are more than the output's %u",
-                               elements, output.elements()));
+    return Bad("%u elements are more than the output's %u", elements,
+               output.elements());
   }
   in.push_back({op.rows(), op.input_row_stride()});
   in.push_back({op.columns(), 1});
@@ -237,9 +230,8 @@ absl::Status CheckQuantizations(const fb::Body& body) {
     for (const uint32_t param :
          {quantization.of(), quantization.data(), quantization.scales()}) {
       if (named[param]) {
-        return Bad(absl::StrFormat(
-            "quantization %u: param %u stands in a quantization already", i,
-            param));
+        return Bad("quantization %u: param %u stands in a quantization already",
+                   i, param);
       }
       named[param] = true;
     }
@@ -250,8 +242,7 @@ absl::Status CheckQuantizations(const fb::Body& body) {
   for (uint32_t i = 0; i < Length(body.quantize_loops()); ++i) {
     const uint64_t extent = body.quantize_loops()->Get(i)->extent();
     if (extent >= 2) continue;
-    return Bad(
-        absl::StrFormat("quantize loop %u: extent %u is below 2", i, extent));
+    return Bad("quantize loop %u: extent %u is below 2", i, extent);
   }
   return absl::OkStatus();
 }
@@ -262,18 +253,18 @@ absl::Status CheckWindow(const fb::Body& body, const fb::RankProgram& program,
                          const fb::ScratchWindow& window,
                          const BufferSize& buffer) {
   if (window.offset() % kScratchAlignmentBytes != 0) {
-    return Bad(absl::StrFormat("offset %u is not a multiple of %u",
-                               window.offset(), kScratchAlignmentBytes));
+    return Bad("offset %u is not a multiple of %u", window.offset(),
+               kScratchAlignmentBytes);
   }
   const uint64_t arena = program.scratch_arena_bytes();
   const uint64_t bytes = buffer.elements() * DTypeBytes(buffer.dtype);
   if (window.offset() > arena || bytes > arena - window.offset()) {
-    return Bad(absl::StrFormat("%u bytes from %u leave the arena of %u bytes",
-                               bytes, window.offset(), arena));
+    return Bad("%u bytes from %u leave the arena of %u bytes", bytes,
+               window.offset(), arena);
   }
   if (window.begin() >= window.end() || window.end() > body.rounds()->size()) {
-    return Bad(absl::StrFormat("rounds %u to %u of %u", window.begin(),
-                               window.end(), body.rounds()->size()));
+    return Bad("rounds %u to %u of %u", window.begin(), window.end(),
+               body.rounds()->size());
   }
   return absl::OkStatus();
 }
@@ -285,13 +276,13 @@ absl::Status CheckWindows(const fb::Body& body, const fb::RankProgram& program,
     return Bad("scratch_windows are not aligned to 8 bytes");
   }
   if (program.scratch_arena_bytes() > (windows == 0 ? 0 : kLargestSize)) {
-    return Bad(absl::StrFormat("a scratch arena of %u bytes for %u windows",
-                               program.scratch_arena_bytes(), windows));
+    return Bad("a scratch arena of %u bytes for %u windows",
+               program.scratch_arena_bytes(), windows);
   }
   if (windows == 0) return absl::OkStatus();
   if (windows != program.scratch_buffers()) {
-    return Bad(absl::StrFormat("%u scratch windows of %u scratch buffers",
-                               windows, program.scratch_buffers()));
+    return Bad("%u scratch windows of %u scratch buffers", windows,
+               program.scratch_buffers());
   }
   const uint32_t first = program.buffers()->size() - windows;
   uint64_t end = 0;
@@ -305,9 +296,8 @@ absl::Status CheckWindows(const fb::Body& body, const fb::RankProgram& program,
   }
   // More would only cost workers memory.
   if (program.scratch_arena_bytes() != end) {
-    return Bad(absl::StrFormat(
-        "a scratch arena of %u bytes when its windows end at %u",
-        program.scratch_arena_bytes(), end));
+    return Bad("a scratch arena of %u bytes when its windows end at %u",
+               program.scratch_arena_bytes(), end);
   }
   return absl::OkStatus();
 }
@@ -319,9 +309,8 @@ absl::Status CheckQuantizes(const fb::Body& body,
                             const std::vector<BufferSize>& buffers) {
   const uint32_t slots = program.buffers()->size();
   if (program.scratch_buffers() > slots) {
-    return Bad(
-        absl::StrFormat("%u scratch buffers are more than the %u buffers",
-                        program.scratch_buffers(), slots));
+    return Bad("%u scratch buffers are more than the %u buffers",
+               program.scratch_buffers(), slots);
   }
   uint64_t scratch_bytes = 0;
   for (uint32_t slot = slots - program.scratch_buffers(); slot < slots;

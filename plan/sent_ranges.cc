@@ -30,10 +30,7 @@ class RangeCollector {
           !lists.insert(message.copies()).second) {
         return true;
       }
-      const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-      for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-        Add(*body_.copies()->Get(c));
-      }
+      for (const fb::Copy& copy : CopiesOf(body_, message.copies())) Add(copy);
       return true;
     });
     return std::move(ranges_);
@@ -47,8 +44,7 @@ class RangeCollector {
     element_bytes_ = static_cast<uint64_t>(DTypeBytes(buffer.dtype()));
     span_ = 0;
     tensor_loops_.clear();
-    for (uint32_t l = 0; l < copy.loops_count(); ++l) {
-      const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + l);
+    for (const fb::Loop& loop : LoopsOf(body_, copy)) {
       // Other loops stay inside a tensor.
       if (loop.stride() >= elements_ && loop.stride() % elements_ == 0) {
         tensor_loops_.push_back(&loop);

@@ -24,20 +24,12 @@ std::vector<uint64_t> VirtualStrides(const fb::Param& param) {
   return strides;
 }
 
-uint64_t TensorElements(const fb::Param& param) {
-  uint64_t elements = 1;
-  if (param.shape() != nullptr) {
-    for (const uint64_t extent : *param.shape()) elements *= extent;
-  }
-  return elements;
-}
-
 }  // namespace
 
 FragmentWalk::FragmentWalk(const fb::Fragment& fragment, const fb::Param& param,
                            const fb::Buffer& buffer)
     : param_elements_(TensorElements(param)),
-      buffer_elements_(refit::TensorElements(buffer)) {
+      buffer_elements_(TensorElements(buffer)) {
   const std::vector<uint64_t> strides = VirtualStrides(param);
   first_.buffer = fragment.offset();
   for (size_t d = 0; d < strides.size(); ++d) {
@@ -50,7 +42,7 @@ FragmentWalk::FragmentWalk(const fb::Fragment& fragment, const fb::Param& param,
 }
 
 FragmentWalk::FragmentWalk(const fb::Region& region, const fb::Buffer& buffer)
-    : buffer_elements_(refit::TensorElements(buffer)) {
+    : buffer_elements_(TensorElements(buffer)) {
   first_.buffer = region.offset();
   const size_t dims = region.extent() == nullptr ? 0 : region.extent()->size();
   for (size_t d = 0; d < dims; ++d) {

@@ -23,14 +23,6 @@ constexpr size_t kMaxReportedMismatches = 5;
 
 using Block = std::byte[kBlockElements * kMaxElementBytes];
 
-uint64_t TensorCount(const fb::Param& param) {
-  uint64_t count = 1;
-  if (param.index() != nullptr) {
-    for (const fb::IndexDim* dim : *param.index()) count *= dim->count();
-  }
-  return count;
-}
-
 // The tensors of `param` of which `fragment` holds a part.
 std::vector<uint64_t> TensorsOf(const fb::Fragment& fragment,
                                 const fb::Param& param) {
@@ -118,7 +110,7 @@ ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank,
   seeds_.resize(params);
   for (uint32_t p = 0; p < params; ++p) {
     const fb::Param& param = *body.params()->Get(p);
-    seeds_[p].resize(TensorCount(param));
+    seeds_[p].resize(StackTensors(param));
     source_dtypes_[p].assign(seeds_[p].size(), param.dtype());
     for (uint64_t i = 0; i < seeds_[p].size(); ++i) {
       seeds_[p][i] = TensorSeed(TensorName(param, i));

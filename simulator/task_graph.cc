@@ -76,19 +76,10 @@ struct Pull {
 // Whether the list is one run of a tensor, byte for byte: such bytes are sent
 // from the tensor itself, or received into it.
 bool IsOneRun(const fb::Body& body, const TensorTable& tensors,
-              const fb::CopyList& list) {
-  if (list.count() != 1) return false;
-  const fb::Copy& copy = *body.copies()->Get(list.begin());
-  const TensorBox box = BoxOf(body, tensors, copy);
-  return box.first.dtype == copy.wire_dtype() && box.IsOneRun();
-}
-
-uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
-  uint64_t elements = 1;
-  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
-    elements *= body.loops()->Get(copy.loops_begin() + i)->extent();
-  }
-  return elements;
+              absl::Span<const fb::Copy> copies) {
+  if (copies.size() != 1) return false;
+  const TensorBox box = BoxOf(body, tensors, copies[0]);
+  return box.first.dtype == copies[0].wire_dtype() && box.IsOneRun();
 }
 
 class Builder {
@@ -580,10 +571,8 @@ void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
           sends ? PartnerOf(plan_.messages(), here, position)
                 : plan_.messages().Of(here).Get(position);
       if (received == nullptr) continue;
-      const fb::CopyList& list = *body_.copy_lists()->Get(received->copies());
       uint64_t bytes = 0;
-      for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-        const fb::Copy& copy = *body_.copies()->Get(c);
+      for (const fb::Copy& copy : CopiesOf(body_, received->copies())) {
         if (slots->second.contains(copy.buffer_slot())) {
           bytes += CopyElements(body_, copy) * DTypeBytes(copy.wire_dtype());
         }
@@ -653,9 +642,8 @@ std::vector<double> Builder::QuantizedElements(Rank& rank,
       if (rank.is_fused[position]) continue;
       const fb::Quantize& operation = *program.quantizes()->Get(position);
       double matrices = 1;
-      for (uint32_t i = 0; i < operation.loops_count(); ++i) {
-        matrices *= static_cast<double>(
-            body_.quantize_loops()->Get(operation.loops_begin() + i)->extent());
+      for (const fb::QuantizeLoop& loop : LoopsOf(body_, operation)) {
+        matrices *= static_cast<double>(loop.extent());
       }
       (pulled.contains(operation.input_slot()) ? rank.pulled_elements
                                                : elements.back()) +=
@@ -778,12 +766,11 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
       coded_bytes += static_cast<double>(operation.size_bytes);
       continue;
     }
-    const fb::CopyList& list = *body_.copy_lists()->Get(
-        messages.Get(schedule.parts()[number].message)->copies());
+    const uint32_t message = schedule.parts()[number].message;
+    const auto copies = CopiesOf(body_, messages.Get(message)->copies());
     // What is dealt out stays in staging.
-    if (list.count() == 0) continue;
-    if (!rank.is_dealt[schedule.parts()[number].message] &&
-        IsOneRun(body_, rank.tensors, list)) {
+    if (copies.empty()) continue;
+    if (!rank.is_dealt[message] && IsOneRun(body_, rank.tensors, copies)) {
       continue;
     }
     bytes += static_cast<double>(operation.size_bytes);
@@ -903,10 +890,9 @@ double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
     if (schedule.operations()[number].kind != fb::MessageKind::kSend) continue;
-    const fb::CopyList& list = *body_.copy_lists()->Get(
-        messages.Get(schedule.parts()[number].message)->copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const fb::Copy& copy = *body_.copies()->Get(c);
+    const uint32_t message = schedule.parts()[number].message;
+    for (const fb::Copy& copy :
+         CopiesOf(body_, messages.Get(message)->copies())) {
       if (!rank.fused_slots.contains(copy.buffer_slot())) continue;
       elements += static_cast<double>(CopyElements(body_, copy));
     }

@@ -101,9 +101,8 @@ class ArrivalList {
                                              reports.origins.end(), sender);
     size_t known = round;
     if (is_direct && !moves && !by_steps) known = FinishAfter(round, sender);
-    const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const TensorBox box = BoxOf(body_, tensors_, *body_.copies()->Get(c));
+    for (const fb::Copy& copy : CopiesOf(body_, message.copies())) {
+      const TensorBox box = BoxOf(body_, tensors_, copy);
       uint64_t last = box.first.entry;
       for (const BoxLoop& loop : box.loops) {
         last += (loop.extent - 1) * loop.stride.entries;

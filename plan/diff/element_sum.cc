@@ -65,7 +65,8 @@ struct TensorLoop {
 
 using TensorLoops = absl::InlinedVector<TensorLoop, 4>;
 
-// Calls `visit(tensor, factor, param_tensor)` for every combination of iterations.
+// Calls `visit(tensor, factor, param_tensor)` for every combination of
+// iterations.
 template <typename Visit>
 void WalkTensors(absl::Span<const TensorLoop> loops, uint64_t tensor,
                  Residue factor, uint64_t param_tensor, const Visit& visit) {
@@ -184,8 +185,9 @@ void AppendCopyParts(const fb::Body& body, const fb::Copy& copy,
   uint64_t part_elements = 1;
   uint64_t dense = dtype_bytes;  // bytes of staging per stride of the loop
   TensorLoops loops;
-  for (uint32_t i = copy.loops_count(); i > 0; --i) {
-    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + i - 1);
+  const absl::Span<const fb::Loop> all = LoopsOf(body, copy);
+  for (size_t i = all.size(); i > 0; --i) {
+    const fb::Loop& loop = all[i - 1];
     const Residue staged = StagingPowers().Of(dense);
     if (loop.stride() >= tensor_elements) {
       loops.push_back(

@@ -22,26 +22,17 @@ std::vector<NameId> NameTable::InternStack(const Stack& stack) {
   const auto [pattern, is_new_pattern] = pattern_ids_.try_emplace(
       stack.name()->str(), static_cast<uint32_t>(patterns_.size()));
   if (is_new_pattern) patterns_.push_back(pattern->first);
-  const IndexDims* index = stack.index();
-  std::vector<NameId> ids(TensorCount(index));
+  std::vector<NameId> ids(StackTensors(stack));
   for (uint64_t ordinal = 0; ordinal < ids.size(); ++ordinal) {
     std::string name = TensorName(stack, ordinal);
     const auto [entry, is_new] =
         ids_.try_emplace(std::move(name), static_cast<NameId>(entries_.size()));
     ids[ordinal] = entry->second;
     if (!is_new) continue;
-    std::vector<int32_t> numbers(Length(index));
-    uint64_t rest = ordinal;
-    for (uint32_t dim = Length(index); dim > 0; --dim) {
-      const fb::IndexDim& index_dim = *index->Get(dim - 1);
-      numbers[dim - 1] = IndexNumber(
-          index_dim, static_cast<uint32_t>(rest % index_dim.count()));
-      rest /= index_dim.count();
-    }
     entries_.push_back({.name = entry->first,
                         .weight = WeightOf(entry->first),
                         .pattern = pattern->second,
-                        .numbers = std::move(numbers)});
+                        .numbers = IndexNumbers(stack.index(), ordinal)});
   }
   return ids;
 }
@@ -97,21 +88,18 @@ PlanFacts::PlanFacts(const PlanFile& plan, NameTable& names)
 
 const std::vector<CopyPart>& PlanFacts::Parts(const fb::RankProgram& program,
                                               uint32_t list) {
-  const fb::CopyList& run = *body().copy_lists()->Get(list);
-  const auto elements_of = [&](uint32_t i) {
-    const fb::Copy& copy = *body().copies()->Get(run.begin() + i);
+  const auto elements_of = [&](const fb::Copy& copy) {
     return tensor_elements_[program.buffers()->Get(copy.buffer_slot())];
   };
   Residue sizes;
-  for (uint32_t i = 0; i < run.count(); ++i) {
-    sizes = sizes * Residue(0x9e3779b97f4a7c15) + Residue(elements_of(i));
+  for (const fb::Copy& copy : CopiesOf(body(), list)) {
+    sizes = sizes * Residue(0x9e3779b97f4a7c15) + Residue(elements_of(copy));
   }
   const auto [entry, is_new] =
       parts_.try_emplace(std::make_pair(list, sizes.value()));
   if (is_new) {
-    for (uint32_t i = 0; i < run.count(); ++i) {
-      AppendCopyParts(body(), *body().copies()->Get(run.begin() + i),
-                      elements_of(i), entry->second);
+    for (const fb::Copy& copy : CopiesOf(body(), list)) {
+      AppendCopyParts(body(), copy, elements_of(copy), entry->second);
     }
   }
   return entry->second;

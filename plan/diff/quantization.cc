@@ -48,8 +48,8 @@ std::map<std::string, uint64_t> ElementsOf(const fb::Body& body,
           body.buffers()->Get(program.buffers()->Get(slot))->name()->str());
     }
     uint64_t count = op.rows() * op.columns();
-    for (uint32_t l = 0; l < op.loops_count(); ++l) {
-      count *= body.quantize_loops()->Get(op.loops_begin() + l)->extent();
+    for (const fb::QuantizeLoop& loop : LoopsOf(body, op)) {
+      count *= loop.extent();
     }
     elements[what] += count;
   }

@@ -95,25 +95,20 @@ const fb::Buffer& DataProof::BufferAt(uint32_t rank, uint32_t slot) const {
       body_.programs()->Get(rank)->buffers()->Get(slot));
 }
 
-Digits DataProof::LoopsOf(const fb::Copy& copy) const {
+Digits DataProof::DigitsOf(const fb::Copy& copy) const {
   Digits digits;
-  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
-    const fb::Loop& loop = *body_.loops()->Get(copy.loops_begin() + i);
+  for (const fb::Loop& loop : LoopsOf(body_, copy)) {
     digits.push_back({.extent = static_cast<int64_t>(loop.extent()),
                       .stride = static_cast<int64_t>(loop.stride())});
   }
   return digits;
 }
 
-absl::Span<const fb::Copy* const> DataProof::CopiesOf(uint32_t list,
-                                                      uint64_t steps_per_copy) {
-  const fb::CopyList& range = *body_.copy_lists()->Get(list);
-  copies_.clear();
-  if (!steps_.Take(steps_per_copy * range.count())) return copies_;
-  for (uint32_t i = 0; i < range.count(); ++i) {
-    copies_.push_back(body_.copies()->Get(range.begin() + i));
-  }
-  return copies_;
+absl::Span<const fb::Copy> DataProof::TakeCopies(uint32_t list,
+                                                 uint64_t steps_per_copy) {
+  const absl::Span<const fb::Copy> copies = CopiesOf(body_, list);
+  if (steps_.Take(steps_per_copy * copies.size())) return copies;
+  return {};
 }
 
 // Invariant 3: the widest access of a GPU never straddles two copies.
@@ -132,9 +127,9 @@ bool DataProof::CheckAlignment(const End& end, const fb::Copy& copy) {
 void DataProof::CheckWindows(const End& end) {
   const fb::RankProgram& program = *body_.programs()->Get(end.rank);
   if (program.scratch_windows() == nullptr) return;
-  for (const fb::Copy* copy :
-       CopiesOf(end.message->copies(), kStepsPerKnownCopy)) {
-    CheckWindow(end, *copy);
+  for (const fb::Copy& copy :
+       TakeCopies(end.message->copies(), kStepsPerKnownCopy)) {
+    CheckWindow(end, copy);
   }
 }
 
@@ -382,8 +377,9 @@ const DataProof::PackedList& DataProof::Pack(const End& send) {
   const int64_t reports = violations_.reports();
   PackedList packed;
   packed.relays = relays;
-  for (const fb::Copy* copy : CopiesOf(send.message->copies(), kStepsPerCopy)) {
-    PackOne(send, *copy, packed);
+  for (const fb::Copy& copy :
+       TakeCopies(send.message->copies(), kStepsPerCopy)) {
+    PackOne(send, copy, packed);
   }
   std::vector<Packed>& copies = packed.copies;
   const auto before = [](const Packed& a, const Packed& b) {
@@ -416,7 +412,7 @@ void DataProof::PackOne(const End& send, const fb::Copy& copy,
   const auto offset = static_cast<int64_t>(copy.offset());
   const BufferFacts& facts = FactsAt(send.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank
-  const Digits loops = LoopsOf(copy);
+  const Digits loops = DigitsOf(copy);
   const int32_t index = facts.Find(offset, loops, placement_);
   if (index < 0) {
     const int32_t start = facts.Find(offset);
@@ -475,8 +471,9 @@ const DataProof::UnpackedList& DataProof::Unpack(const End& recv) {
   if (known != nullptr) return *known;
   const int64_t reports = violations_.reports();
   UnpackedList unpacked;
-  for (const fb::Copy* copy : CopiesOf(recv.message->copies(), kStepsPerCopy)) {
-    UnpackOne(recv, *copy, unpacked);
+  for (const fb::Copy& copy :
+       TakeCopies(recv.message->copies(), kStepsPerCopy)) {
+    UnpackOne(recv, copy, unpacked);
   }
   unpacked.is_kept = Keeps(unpacked.copies.size(), reports);
   if (!unpacked.is_kept) {
@@ -492,7 +489,7 @@ void DataProof::UnpackOne(const End& recv, const fb::Copy& copy,
   const auto offset = static_cast<int64_t>(copy.offset());
   const BufferFacts& facts = FactsAt(recv.rank, copy.buffer_slot());
   if (facts.flaw().has_value()) return;  // reported for its rank
-  const Digits loops = LoopsOf(copy);
+  const Digits loops = DigitsOf(copy);
   AddUpTo(CountOf(loops) * DTypeBytes(copy.wire_dtype()), unpacked.bytes);
   const int32_t index = facts.Find(offset, loops, placement_);
   if (index < 0 ||
@@ -559,7 +556,7 @@ void DataProof::CheckDirect(const End& recv, const Unpacked& unpacked,
       [](const Packed& p, int64_t byte) { return p.begin < byte; });
   if (found != sent.copies.end() && found->begin == begin &&
       CountOf(found->elements) == CountOf(unpacked.elements) &&
-      HaveCommonLoops(LoopsOf(*found->copy), LoopsOf(copy))) {
+      HaveCommonLoops(DigitsOf(*found->copy), DigitsOf(copy))) {
     return;
   }
   violations_.Report(recv.At(copy, static_cast<int64_t>(copy.offset())),
@@ -614,7 +611,7 @@ void DataProof::Compare(const End& recv, const Unpacked& unpacked,
   const int64_t end = begin + CountOf(elements) * width;
   const auto report = [&](int64_t byte, absl::FunctionRef<std::string()> text) {
     const Sequence offsets = {static_cast<int64_t>(copy.offset()),
-                              LoopsOf(copy)};
+                              DigitsOf(copy)};
     violations_.Report(recv.At(copy, ValueAt(offsets, (byte - begin) / width)),
                        Invariant::kRightElement, text);
   };
@@ -705,16 +702,16 @@ bool DataProof::CompareDTypes(const End& recv, const Unpacked& unpacked,
 }
 
 void DataProof::Fill(uint32_t rank) {
-  for (const fb::Copy* copy :
-       CopiesOf(body_.programs()->Get(rank)->fills(), kStepsPerCopy)) {
-    const auto offset = static_cast<int64_t>(copy->offset());
-    const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
+  for (const fb::Copy& copy :
+       TakeCopies(body_.programs()->Get(rank)->fills(), kStepsPerCopy)) {
+    const auto offset = static_cast<int64_t>(copy.offset());
+    const BufferFacts& facts = FactsAt(rank, copy.buffer_slot());
     if (facts.flaw().has_value()) continue;  // reported for its rank
-    const int32_t index = facts.Find(offset, LoopsOf(*copy), placement_);
+    const int32_t index = facts.Find(offset, DigitsOf(copy), placement_);
     if (index < 0 || !facts.parts()[static_cast<size_t>(index)].IsFill() ||
         !placement_.FillsHull()) {
       violations_.Report(
-          {.rank = rank, .buffer_slot = copy->buffer_slot(), .offset = offset},
+          {.rank = rank, .buffer_slot = copy.buffer_slot(), .offset = offset},
           Invariant::kWrittenOnce, [] {
             return std::string(
                 "the fill that begins here does not zero a box of one fill "
@@ -722,7 +719,7 @@ void DataProof::Fill(uint32_t rank) {
           });
       continue;
     }
-    AddWrite(LandingIn(copy->buffer_slot(), index), Site::kBeforeRounds);
+    AddWrite(LandingIn(copy.buffer_slot(), index), Site::kBeforeRounds);
   }
 }
 
@@ -850,13 +847,13 @@ void DataProof::ListReads(uint32_t rank) {
     if (message->kind() != fb::MessageKind::kSend) continue;
     const fb::Message* fed_by = FedBy(messages_, program, i);
     if (!listed.emplace(message->copies(), fed_by).second) continue;
-    for (const fb::Copy* copy : CopiesOf(message->copies(), kStepsPerCopy)) {
-      const auto offset = static_cast<int64_t>(copy->offset());
-      const BufferFacts& facts = FactsAt(rank, copy->buffer_slot());
+    for (const fb::Copy& copy : TakeCopies(message->copies(), kStepsPerCopy)) {
+      const auto offset = static_cast<int64_t>(copy.offset());
+      const BufferFacts& facts = FactsAt(rank, copy.buffer_slot());
       if (facts.flaw().has_value()) continue;  // reported for its rank
-      const int32_t index = facts.Find(offset, LoopsOf(*copy), placement_);
+      const int32_t index = facts.Find(offset, DigitsOf(copy), placement_);
       if (index < 0) continue;  // reported where it is received
-      reads_.push_back({.slot = copy->buffer_slot(),
+      reads_.push_back({.slot = copy.buffer_slot(),
                         .part = index,
                         .round = message->round(),
                         .fed_by = fed_by,

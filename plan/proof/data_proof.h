@@ -148,10 +148,9 @@ class DataProof {
   const BufferFacts& FactsAt(uint32_t rank, uint32_t slot) const;
   const fb::Buffer& BufferAt(uint32_t rank, uint32_t slot) const;
   bool IsDirect(const fb::Message& message) const;
-  Digits LoopsOf(const fb::Copy& copy) const;
+  Digits DigitsOf(const fb::Copy& copy) const;
   // None when the steps are used up.
-  absl::Span<const fb::Copy* const> CopiesOf(uint32_t list,
-                                             uint64_t steps_per_copy);
+  absl::Span<const fb::Copy> TakeCopies(uint32_t list, uint64_t steps_per_copy);
   bool CheckAlignment(const End& end, const fb::Copy& copy);
 
   // Of what the copies of `end` address, if it is scratch (3).
@@ -302,7 +301,6 @@ class DataProof {
   absl::flat_hash_map<Comparison, int64_t> compared_;
 
   // Of the message or rank at hand; kept to save allocations.
-  std::vector<const fb::Copy*> copies_;
   PackedList packed_;
   std::deque<UnpackedList> unpacked_of_rank_;  // that are not kept
   std::deque<Landing> landings_of_rank_;       // of what is not unpacked

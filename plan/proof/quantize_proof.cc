@@ -181,9 +181,7 @@ void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
   const auto scale_columns = static_cast<int64_t>(
       BlockCount(op.columns(), quantization.block_columns()));
   Digits in, out, scale;
-  for (uint32_t i = 0; i < op.loops_count(); ++i) {
-    const fb::QuantizeLoop& loop =
-        *body_.quantize_loops()->Get(op.loops_begin() + i);
+  for (const fb::QuantizeLoop& loop : LoopsOf(body_, op)) {
     const auto extent = static_cast<int64_t>(loop.extent());
     in.push_back({extent, static_cast<int64_t>(loop.input_stride())});
     out.push_back({extent, static_cast<int64_t>(loop.output_stride())});

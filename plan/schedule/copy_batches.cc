@@ -103,9 +103,7 @@ void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
        .format = quantization.scale_format(),
        .loops_begin = static_cast<uint32_t>(batch.quantize_loops.size()),
        .loops_count = op.loops_count()});
-  for (uint32_t i = 0; i < op.loops_count(); ++i) {
-    const fb::QuantizeLoop& loop =
-        *body.quantize_loops()->Get(op.loops_begin() + i);
+  for (const fb::QuantizeLoop& loop : LoopsOf(body, op)) {
     batch.quantize_loops.push_back(
         {.extent = loop.extent(),
          .input = tensors.StrideOf(op.input_slot(), loop.input_stride()),

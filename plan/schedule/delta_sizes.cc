@@ -44,15 +44,6 @@ class Receivers {
   std::map<uint32_t, std::map<uint32_t, Messages>> by_peer_;
 };
 
-template <typename Visit>
-void ForEachCopy(const fb::Body& body, const fb::Message& message,
-                 const Visit& visit) {
-  const fb::CopyList& list = *body.copy_lists()->Get(message.copies());
-  for (uint32_t i = 0; i < list.count(); ++i) {
-    visit(*body.copies()->Get(list.begin() + i));
-  }
-}
-
 // Whether the receiver holds, bit by bit, what an earlier refit sent here.
 bool HoldsWhatWasSent(const fb::Buffer& buffer, const fb::Copy& copy) {
   return buffer.dtype() == copy.wire_dtype() &&
@@ -73,21 +64,18 @@ std::vector<ElementRange> RangesOf(const fb::Body& body, uint32_t receiver,
                                    const fb::Message& received) {
   const fb::RankProgram& program = *body.programs()->Get(receiver);
   std::vector<ElementRange> ranges;
-  ForEachCopy(body, received, [&](const fb::Copy& copy) {
+  for (const fb::Copy& copy : CopiesOf(body, received.copies())) {
     const fb::Buffer& buffer =
         *body.buffers()->Get(program.buffers()->Get(copy.buffer_slot()));
     const auto element_bytes =
         static_cast<uint32_t>(DTypeBytes(copy.wire_dtype()));
-    uint64_t bytes = element_bytes;
-    for (uint32_t l = 0; l < copy.loops_count(); ++l) {
-      bytes *= body.loops()->Get(copy.loops_begin() + l)->extent();
-    }
-    if (bytes == 0) return;
+    const uint64_t bytes = element_bytes * CopyElements(body, copy);
+    if (bytes == 0) continue;
     ranges.push_back({.begin_byte = copy.staging_offset(),
                       .end_byte = copy.staging_offset() + bytes,
                       .element_bytes = element_bytes,
                       .always = !HoldsWhatWasSent(buffer, copy)});
-  });
+  }
   std::sort(ranges.begin(), ranges.end(),
             [](const ElementRange& a, const ElementRange& b) {
               return a.begin_byte < b.begin_byte;

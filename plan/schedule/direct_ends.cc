@@ -35,9 +35,8 @@ std::set<uint32_t> RoundsLeft(const PlanFile& plan, int32_t sender,
         PeerOf(body, program, *message) != static_cast<uint32_t>(sender)) {
       continue;
     }
-    const fb::CopyList& list = *body.copy_lists()->Get(message->copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      if (pulled.contains(body.copies()->Get(c)->buffer_slot())) continue;
+    for (const fb::Copy& copy : CopiesOf(body, message->copies())) {
+      if (pulled.contains(copy.buffer_slot())) continue;
       rounds.insert(message->round());
       break;
     }

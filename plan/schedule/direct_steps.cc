@@ -126,9 +126,8 @@ DirectSteps::DirectSteps(const PlanFile& plan, int32_t sender, int32_t receiver,
         PeerOf(body, program, *message) != static_cast<uint32_t>(sender)) {
       continue;
     }
-    const fb::CopyList& list = *body.copy_lists()->Get(message->copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const TensorBox box = BoxOf(body, tensors, *body.copies()->Get(c));
+    for (const fb::Copy& copy : CopiesOf(body, message->copies())) {
+      const TensorBox box = BoxOf(body, tensors, copy);
       uint64_t of_entry = box.ElementBytes();
       for (const BoxLoop& loop : box.loops) {
         if (loop.stride.entries == 0) of_entry *= loop.extent;

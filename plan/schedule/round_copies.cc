@@ -121,9 +121,7 @@ class RoundCopiesBuilder {
   void AddFills() {
     CopyBatch& batch = result_.batches[RankSchedule::kFillBatch];
     batch.kind = CopyKind::kZero;
-    const fb::CopyList& list = *body_.copy_lists()->Get(program_.fills());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const fb::Copy& copy = *body_.copies()->Get(c);
+    for (const fb::Copy& copy : CopiesOf(body_, program_.fills())) {
       AppendZero(BoxOf(body_, tensors_, copy), batch);
     }
   }
@@ -214,9 +212,8 @@ class RoundCopiesBuilder {
           (work.mechanism == fb::Mechanism::kDirect && Moves(message))) {
         continue;
       }
-      const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-      for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-        const TensorBox box = BoxOf(body_, tensors_, *body_.copies()->Get(c));
+      for (const fb::Copy& copy : CopiesOf(body_, message.copies())) {
+        const TensorBox box = BoxOf(body_, tensors_, copy);
         if (!IsInScratch(box.first)) continue;
         CopyStride span = {.entries = 1, .bytes = box.ElementBytes()};
         for (const BoxLoop& loop : box.loops) {
@@ -265,9 +262,8 @@ class RoundCopiesBuilder {
           if (!status.ok()) return status;
           continue;
         }
-        const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-        for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-          const uint32_t slot = body_.copies()->Get(c)->buffer_slot();
+        for (const fb::Copy& copy : CopiesOf(body_, message.copies())) {
+          const uint32_t slot = copy.buffer_slot();
           if (IsScratchSlot(slot)) incoming.kept.insert(slot);
         }
       }
@@ -570,9 +566,7 @@ class RoundCopiesBuilder {
                                                  uint64_t size_bytes) const {
     std::vector<StagedBox> boxes;
     const uint64_t end_byte = begin_byte + size_bytes;
-    const fb::CopyList& list = *body_.copy_lists()->Get(message.copies());
-    for (uint32_t c = list.begin(); c < list.begin() + list.count(); ++c) {
-      const fb::Copy& copy = *body_.copies()->Get(c);
+    for (const fb::Copy& copy : CopiesOf(body_, message.copies())) {
       const TensorBox box = BoxOf(body_, tensors_, copy);
       const uint64_t element_bytes = DTypeBytes(copy.wire_dtype());
       const uint64_t copy_begin = copy.staging_offset();
@@ -651,9 +645,9 @@ class RoundCopiesBuilder {
     const fb::Message& message = DirectMessageAt(work, i);
     const bool push = message.kind() == fb::MessageKind::kSend;
     const int32_t peer = PeerAt(message);
-    const fb::RankProgram& there =
-        *body_.programs()->Get(static_cast<uint32_t>(peer));
-    const fb::Message* partner = Partner(work, i, there);
+    const fb::Message* partner =
+        PartnerOf(plan_.messages(), static_cast<uint32_t>(rank_),
+                  schedule_.parts()[work.operations_begin + i].message);
     if (partner == nullptr) {
       const int32_t sender = push ? rank_ : peer;
       const int32_t receiver = push ? peer : rank_;
@@ -698,16 +692,11 @@ class RoundCopiesBuilder {
   // a plan.
   absl::Status AddDirectCopies(const MessageEnd& send, const MessageEnd& recv,
                                uint32_t link, CopyBatch& batch) const {
-    const fb::CopyList& packs = *body_.copy_lists()->Get(send.message.copies());
-    const fb::CopyList& unpacks =
-        *body_.copy_lists()->Get(recv.message.copies());
     absl::flat_hash_map<uint64_t, const fb::Copy*> pack_at;
-    for (uint32_t i = 0; i < packs.count(); ++i) {
-      const fb::Copy* pack = body_.copies()->Get(packs.begin() + i);
-      pack_at[pack->staging_offset()] = pack;
+    for (const fb::Copy& pack : CopiesOf(body_, send.message.copies())) {
+      pack_at[pack.staging_offset()] = &pack;
     }
-    for (uint32_t i = 0; i < unpacks.count(); ++i) {
-      const fb::Copy& unpack = *body_.copies()->Get(unpacks.begin() + i);
+    for (const fb::Copy& unpack : CopiesOf(body_, recv.message.copies())) {
       const auto found = pack_at.find(unpack.staging_offset());
       if (found != pack_at.end() &&
           found->second->wire_dtype() == unpack.wire_dtype()) {
@@ -726,26 +715,6 @@ class RoundCopiesBuilder {
           " is not one copy of the sender; refit-verify tells more"));
     }
     return absl::OkStatus();
-  }
-
-  // The message of `there` that meets message `i` of `work`: both ends count
-  // their messages of a round, a pair and a direction in order.
-  const fb::Message* Partner(const RoundWork& work, uint32_t i,
-                             const fb::RankProgram& there) const {
-    const fb::Message& mine = DirectMessageAt(work, i);
-    uint32_t before = 0;
-    for (uint32_t k = 0; k < i; ++k) {
-      const fb::Message& other = DirectMessageAt(work, k);
-      before += other.kind() == mine.kind() && other.peer() == mine.peer();
-    }
-    for (const fb::Message* message : plan_.messages().Of(there)) {
-      if (message->round() == work.index && message->kind() != mine.kind() &&
-          PeerOf(body_, there, *message) == static_cast<uint32_t>(rank_) &&
-          before-- == 0) {
-        return message;
-      }
-    }
-    return nullptr;
   }
 
   const PlanFile& plan_;

@@ -24,8 +24,7 @@ TensorBox BoxOf(const fb::Body& body, const TensorTable& tensors,
   TensorBox box;
   box.first = tensors.AddressOf(slot, copy.offset());
   box.first.entry += first_entry;
-  for (uint32_t l = 0; l < copy.loops_count(); ++l) {
-    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + l);
+  for (const fb::Loop& loop : LoopsOf(body, copy)) {
     box.loops.push_back({.extent = loop.extent(),
                          .stride = tensors.StrideOf(slot, loop.stride())});
   }

@@ -31,18 +31,6 @@ std::string FormatText(const fb::Plan& plan) {
   return text;
 }
 
-int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position) {
-  if (dim.numbers() != nullptr) return dim.numbers()->Get(position);
-  return dim.first() + static_cast<int32_t>(position);
-}
-
-uint64_t TensorCount(const IndexDims* index) {
-  uint64_t count = 1;
-  for (uint32_t dim = 0; dim < Length(index); ++dim)
-    count *= index->Get(dim)->count();
-  return count;
-}
-
 std::string NumberSetText(absl::Span<const int32_t> numbers) {
   std::string text;
   for (size_t begin = 0; begin < numbers.size();) {
@@ -106,14 +94,6 @@ std::string BoxText(const fb::Fragment& fragment) {
   return text;
 }
 
-uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy) {
-  uint64_t elements = 1;
-  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
-    elements *= body.loops()->Get(copy.loops_begin() + i)->extent();
-  }
-  return elements;
-}
-
 SentCopies SentCopiesOf(const MessageLists& messages, uint32_t rank,
                         uint32_t position) {
   const fb::Body& body = messages.body();
@@ -136,11 +116,9 @@ SentCopies SentCopiesOf(const MessageLists& messages, uint32_t rank,
     sent.packer = PeerOf(body, program, *fed_by);
     packed = partner;
   }
-  const fb::CopyList& list = *body.copy_lists()->Get(packed->copies());
-  for (uint32_t i = 0; i < list.count(); ++i) {
-    const fb::Copy* copy = body.copies()->Get(list.begin() + i);
-    if (copy->staging_offset() - begin >= size_bytes) continue;
-    sent.copies.push_back(copy);
+  for (const fb::Copy& copy : CopiesOf(body, packed->copies())) {
+    if (copy.staging_offset() - begin >= size_bytes) continue;
+    sent.copies.push_back(&copy);
   }
   return sent;
 }
@@ -149,10 +127,8 @@ SendPayloads::SendPayloads(const MessageLists& messages)
     : messages_(messages), by_list_(Length(messages.body().copy_lists())) {
   const fb::Body& body = messages.body();
   for (uint32_t list = 0; list < by_list_.size(); ++list) {
-    const fb::CopyList& run = *body.copy_lists()->Get(list);
-    for (uint32_t i = 0; i < run.count(); ++i) {
-      AddUpTo(CopyBytes(body, *body.copies()->Get(run.begin() + i)),
-              by_list_[list]);
+    for (const fb::Copy& copy : CopiesOf(body, list)) {
+      AddUpTo(CopyBytes(body, copy), by_list_[list]);
     }
   }
 }

@@ -22,12 +22,6 @@ using IndexDims = flatbuffers::Vector<flatbuffers::Offset<fb::IndexDim>>;
 // "plan 1.12 features 0x201"; of a plan that requires none, "plan 1.1".
 std::string FormatText(const fb::Plan& plan);
 
-// The number that stands at `position` of an index dimension.
-int32_t IndexNumber(const fb::IndexDim& dim, uint32_t position);
-
-// The number of tensors of a stack with these index dimensions.
-uint64_t TensorCount(const IndexDims* index);
-
 // "0..3, 8": runs of consecutive numbers, in the order given; "" for none.
 std::string NumberSetText(absl::Span<const int32_t> numbers);
 
@@ -46,8 +40,6 @@ std::string PostHookText(const fb::PostHook& hook);
 
 // "[0:24, 512:1024]"
 std::string BoxText(const fb::Fragment& fragment);
-
-uint64_t CopyElements(const fb::Body& body, const fb::Copy& copy);
 
 // The copies of which a send carries the bytes. A send that deals out has none
 // of its own: it carries a part of what another rank packed.

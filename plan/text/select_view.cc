@@ -25,7 +25,7 @@ MatchedTensors MatchTensors(std::string_view glob, const Stack& stack) {
     return {.all = true, .any = true, .tensors = {}};
   }
   MatchedTensors matched;
-  matched.tensors.resize(TensorCount(stack.index()));
+  matched.tensors.resize(StackTensors(stack));
   size_t count = 0;
   for (size_t tensor = 0; tensor < matched.tensors.size(); ++tensor) {
     matched.tensors[tensor] = GlobMatches(glob, TensorName(stack, tensor));
@@ -186,8 +186,8 @@ void ViewSelector::SelectProgram(int32_t rank) {
     any_buffer = true;
   }
   if (filtered() && !any_buffer) return;
-  const fb::CopyList& fills = *body_.copy_lists()->Get(program.fills());
-  shown.fills = fills.count() > 0 && SelectCopies(program, program.fills());
+  shown.fills = !CopiesOf(body_, program.fills()).empty() &&
+                SelectCopies(program, program.fills());
   const MessageVector& messages = plan_.messages().Of(program);
   for (uint32_t i = 0; i < messages.size(); ++i) {
     const fb::Message& message = *messages.Get(i);

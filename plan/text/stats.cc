@@ -117,14 +117,14 @@ void AddMemory(const PlanFile& plan, PlanStats& stats) {
 void AddTables(const fb::Body& body, PlanStats& stats) {
   stats.skips = Length(body.skips());
   for (const fb::Param* param : *body.params()) {
-    const uint64_t count = TensorCount(param->index());
+    const uint64_t count = StackTensors(*param);
     stats.params += count;
     if (param->skip() != fb::SkipReason::kUnspecified) stats.skips += count;
   }
   const std::vector<std::vector<int32_t>> holders = HoldersByBuffer(body);
   for (uint32_t id = 0; id < body.buffers()->size(); ++id) {
     const fb::Buffer& buffer = *body.buffers()->Get(id);
-    const uint64_t tensors = TensorCount(buffer.index()) * holders[id].size();
+    const uint64_t tensors = StackTensors(buffer) * holders[id].size();
     stats.fragments += Length(buffer.fragments());
     for (uint32_t i = 0; i < Length(buffer.post_hooks()); ++i) {
       stats.post_hooks[buffer.post_hooks()->Get(i)->name()->str()] += tensors;
@@ -132,7 +132,7 @@ void AddTables(const fb::Body& body, PlanStats& stats) {
   }
   for (const fb::RankProgram* program : *body.programs()) {
     for (const uint32_t buffer : *program->buffers()) {
-      stats.tensors += TensorCount(body.buffers()->Get(buffer)->index());
+      stats.tensors += StackTensors(*body.buffers()->Get(buffer));
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/types/span.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 namespace {
@@ -77,8 +78,7 @@ void StridedBox::Normalize() {
 
 StridedBox BoxOf(const fb::Body& body, const fb::Copy& copy) {
   StridedBox box = {.offset = copy.offset(), .dims = {}};
-  for (uint32_t i = 0; i < copy.loops_count(); ++i) {
-    const fb::Loop& loop = *body.loops()->Get(copy.loops_begin() + i);
+  for (const fb::Loop& loop : LoopsOf(body, copy)) {
     box.Add(loop.extent(), loop.stride());
   }
   box.Normalize();

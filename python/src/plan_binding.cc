@@ -264,7 +264,7 @@ nb::dict Stats(const PlanFile& plan) {
   }
   uint64_t params = 0;
   for (const fb::Param* param : *body.params()) {
-    params += TensorCount(param->index());
+    params += StackTensors(*param);
   }
   nb::dict result;
   result["moved_bytes"] = stats.moved_bytes();
