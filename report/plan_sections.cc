@@ -18,12 +18,6 @@ namespace {
 constexpr uint32_t kMostGroups = 2000;      // of rounds
 constexpr size_t kMostRankPairs = 100'000;  // with traffic; more: hosts
 
-uint64_t ProductOf(const flatbuffers::Vector<uint64_t>* dims) {
-  uint64_t product = 1;
-  for (uint32_t i = 0; i < Length(dims); ++i) product *= dims->Get(i);
-  return product;
-}
-
 // Body.buffers of the rank without its scratch.
 std::vector<uint32_t> TensorStacks(const fb::RankProgram& program) {
   std::vector<uint32_t> stacks(program.buffers()->begin(),
@@ -171,9 +165,8 @@ void WritePlan(const ReportInputs& inputs, DataWriter& data) {
                 ? ""
                 : provenance->producer()->str());
   data.Number("file_bytes", plan.bytes().size());
-  data.Number("source_ranks", static_cast<uint64_t>(plan.source_ranks()));
-  data.Number("destination_ranks",
-              static_cast<uint64_t>(plan.world_size() - plan.source_ranks()));
+  data.Number("source_ranks", plan.source_ranks());
+  data.Number("destination_ranks", plan.world_size() - plan.source_ranks());
   data.Number("hosts", RanksByHost(plan.body()).size());
   data.Bool("colocated", plan.body().colocated());
   data.Bool("delta", plan.body().delta() != nullptr);
@@ -257,23 +250,19 @@ void WriteCoverage(const ReportInputs& inputs, DataWriter& data) {
     }
   }
   data.OpenObject("coverage");
-  data.Number("proved_messages", static_cast<uint64_t>(inputs.proof.messages));
-  data.Number("proved_elements",
-              static_cast<uint64_t>(inputs.proof.destination_elements));
-  data.Number("proved_bytes", static_cast<uint64_t>(inputs.proof.moved_bytes));
+  data.Number("proved_messages", inputs.proof.messages);
+  data.Number("proved_elements", inputs.proof.destination_elements);
+  data.Number("proved_bytes", inputs.proof.moved_bytes);
   data.Number("tensors", tensors);
   data.Number("written", written);
   data.Number("filled", filled);
-  data.OpenArray("skips");
-  for (const auto& [why, skipped] : skips) {
-    data.OpenObject();
+  data.Objects("skips", skips, [&](const auto& entry) {
+    const auto& [why, skipped] = entry;
     data.Text("reason", why.first);
     data.Text("detail", why.second);
     data.Number("tensors", skipped.tensors);
     data.Number("elements", skipped.elements);
-    data.CloseObject();
-  }
-  data.CloseArray();
+  });
   data.OpenArray("unmoved_params");
   for (uint32_t i = 0; i < Length(body.skips()); ++i) {
     const fb::Skip& skip = *body.skips()->Get(i);
@@ -284,15 +273,12 @@ void WriteCoverage(const ReportInputs& inputs, DataWriter& data) {
     data.CloseObject();
   }
   data.CloseArray();
-  data.OpenArray("post_hooks");
-  for (const auto& [hook, held] : hooks) {
-    data.OpenObject();
+  data.Objects("post_hooks", hooks, [&](const auto& entry) {
+    const auto& [hook, held] = entry;
     data.Text("name", hook.first);
     data.Text("detail", hook.second);
     data.Number("tensors", held);
-    data.CloseObject();
-  }
-  data.CloseArray();
+  });
   data.CloseObject();
 }
 

@@ -60,15 +60,14 @@ double SecondsOf(const Simulation& simulation, uint32_t task) {
 void WriteTask(const PlanFile& plan, const Simulation& simulation,
                RankTask of_rank, DataWriter& data) {
   const Task task = simulator::TaskOf(simulation.graph, of_rank);
-  data.OpenObject();
   data.Name("kind", simulator::TaskKindText(task.kind));
-  data.Number("rank", static_cast<uint64_t>(task.rank));
+  data.Number("rank", task.rank);
   data.Real("begin", simulation.times[of_rank.number].begin);
   data.Real("end", simulation.times[of_rank.number].end);
   if (task.round != kNone) data.Number("round", task.round);
   if (task.kind == TaskKind::kMessage) {
     const Message message = simulator::MessageOf(simulation.graph, of_rank);
-    data.Number("to", static_cast<uint64_t>(message.destination));
+    data.Number("to", message.destination);
     data.Number("bytes", message.size_bytes);
     if (const uint32_t link = simulation.bottlenecks[task.message];
         link != kNone) {
@@ -83,7 +82,6 @@ void WriteTask(const PlanFile& plan, const Simulation& simulation,
     }
     data.Names("tensors", tensors);
   }
-  data.CloseObject();
 }
 
 // The longest `most` of the tasks; of equals those that come first.
@@ -138,17 +136,13 @@ void WriteTimes(const ReportInputs& inputs, DataWriter& data) {
     WriteLink(simulation.graph.links[binding], data);
     data.CloseObject();
   }
-  data.OpenArray("idle");
-  for (const simulator::IdleTime& idle :
-       simulator::IdleTimes(inputs.plan, simulation)) {
-    data.OpenObject();
+  const auto idle_times = simulator::IdleTimes(inputs.plan, simulation);
+  data.Objects("idle", idle_times, [&](const simulator::IdleTime& idle) {
     data.Text("during", idle.during);
     data.Real("seconds", idle.seconds);
     data.Number("parts", idle.parts);
     data.Text("most_of", idle.most_of);
-    data.CloseObject();
-  }
-  data.CloseArray();
+  });
   data.CloseObject();
 }
 
@@ -169,19 +163,15 @@ void WriteLinks(const Simulation& simulation, DataWriter& data) {
   const simulator::LinkShares shares(simulation, kBins);
   data.OpenObject("links");
   data.Number("all", links.size());
-  data.OpenArray("list");
-  for (const uint32_t number : shown) {
+  data.Objects("list", shown, [&](uint32_t number) {
     const Link& link = links[number];
-    data.OpenObject();
     data.Name("kind", simulator::LinkKindText(link.kind));
     data.Name("of", OwnerText(link));
     data.Number("owner", link.owner);
     data.Number("bytes", link.bytes);
     data.Real("speed", link.bytes_per_second);
     data.Text("shares", ShareText(shares[number]));
-    data.CloseObject();
-  }
-  data.CloseArray();
+  });
   data.CloseObject();
 }
 
@@ -217,11 +207,9 @@ void WriteRounds(const ReportInputs& inputs, DataWriter& data) {
 
 void WriteSlowest(const ReportInputs& inputs, DataWriter& data) {
   const Simulation& simulation = inputs.simulation;
-  data.OpenArray("slowest");
-  for (const RankTask task : LongestOfAll(simulation, kMostSlowest)) {
-    WriteTask(inputs.plan, simulation, task, data);
-  }
-  data.CloseArray();
+  data.Objects(
+      "slowest", LongestOfAll(simulation, kMostSlowest),
+      [&](RankTask task) { WriteTask(inputs.plan, simulation, task, data); });
 }
 
 void WriteCriticalPath(const ReportInputs& inputs, DataWriter& data) {
@@ -243,13 +231,11 @@ void WriteCriticalPath(const ReportInputs& inputs, DataWriter& data) {
   data.OpenObject("critical_path");
   data.Number("left_out", left_out);
   data.Real("left_out_seconds", left_out == 0 ? 0 : left_out_seconds);
-  data.OpenArray("parts");
-  for (const uint32_t task : shown) {
+  data.Objects("parts", shown, [&](uint32_t task) {
     WriteTask(inputs.plan, simulation,
               {.number = task, .rank = simulation.graph.tasks[task].rank},
               data);
-  }
-  data.CloseArray();
+  });
   data.CloseObject();
 }
 

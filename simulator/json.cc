@@ -23,7 +23,7 @@ class SimulationPrinter : JsonWriter {
 
  private:
   void PrintOptions();
-  // The members of an object that is open, which it closes.
+  // The members of an object that is open.
   void PrintLink(const Link& link);
   void PrintCriticalPath();
   void PrintRounds();
@@ -71,23 +71,20 @@ void SimulationPrinter::PrintLink(const Link& link) {
   Number("bytes", link.bytes);
   Real("bytes_per_second", link.bytes_per_second);
   Real("busy_seconds", link.BusySeconds());
-  CloseObject();
 }
 
 void SimulationPrinter::PrintCriticalPath() {
-  OpenArray("critical_path");
-  for (const uint32_t number : simulation_.critical_path) {
+  Objects("critical_path", simulation_.critical_path, [&](uint32_t number) {
     const Task& task = graph_.tasks[number];
-    OpenObject();
     Text("kind",
          TaskKindText(task.kind, simulation_.options.change_rate.has_value()));
-    Number("rank", static_cast<uint64_t>(task.rank));
+    Number("rank", task.rank);
     if (task.round != kNone) Number("round", task.round);
     Real("begin_seconds", simulation_.times[number].begin);
     Real("end_seconds", simulation_.times[number].end);
     if (task.kind == TaskKind::kMessage) {
       const Message& message = graph_.messages[task.message];
-      Number("to_rank", static_cast<uint64_t>(message.destination));
+      Number("to_rank", message.destination);
       Number("size_bytes", message.size_bytes);
       if (const uint32_t link = simulation_.bottlenecks[task.message];
           link != kNone) {
@@ -97,26 +94,20 @@ void SimulationPrinter::PrintCriticalPath() {
       for (const std::string& name : TensorsOf(plan_, message)) Text(name);
       CloseArray();
     }
-    CloseObject();
-  }
-  CloseArray();
+  });
 }
 
 void SimulationPrinter::PrintRounds() {
-  OpenArray("rounds");
-  for (uint32_t i = 0; i < simulation_.rounds.size(); ++i) {
-    const RoundTimes& round = simulation_.rounds[i];
-    OpenObject();
-    Number("round", i);
+  uint32_t number = 0;
+  Objects("rounds", simulation_.rounds, [&](const RoundTimes& round) {
+    Number("round", number++);
     Text("route", EnumText(round.route));
     Text("mechanism", EnumText(round.mechanism));
     Number("messages", round.messages);
     Number("size_bytes", round.size_bytes);
     Real("begin_seconds", round.begin);
     Real("end_seconds", round.end);
-    CloseObject();
-  }
-  CloseArray();
+  });
 }
 
 std::string SimulationPrinter::Print() {
@@ -136,25 +127,17 @@ std::string SimulationPrinter::Print() {
   if (const uint32_t binding = BindingLink(graph_.links); binding != kNone) {
     OpenObject("binding_link");
     PrintLink(graph_.links[binding]);
+    CloseObject();
   }
-  OpenArray("idle");
-  for (const IdleTime& idle : IdleTimes(plan_, simulation_)) {
-    OpenObject();
+  Objects("idle", IdleTimes(plan_, simulation_), [&](const IdleTime& idle) {
     Text("during", idle.during);
     Real("seconds", idle.seconds);
     Number("parts", idle.parts);
     Text("most_of", idle.most_of);
-    CloseObject();
-  }
-  CloseArray();
+  });
   PrintCriticalPath();
   PrintRounds();
-  OpenArray("links");
-  for (const Link& link : graph_.links) {
-    OpenObject();
-    PrintLink(link);
-  }
-  CloseArray();
+  Objects("links", graph_.links, [&](const Link& link) { PrintLink(link); });
   CloseObject();
   return Take();
 }

@@ -6,13 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "plan/add_up_to.h"
 #include "plan/diff/facts.h"
 #include "plan/diff/report.h"
 #include "plan/diff/stages.h"
 #include "plan/features.h"
 #include "plan/text/json_writer.h"
 #include "plan/text/plan_view.h"
+#include "plan/text/stats.h"
 
 namespace refit {
 namespace {
@@ -20,32 +20,11 @@ namespace {
 // How many lines of one rule the text shows; the JSON shows all.
 constexpr size_t kLinesPerRule = 20;
 
-uint64_t MovedBytes(const MessageLists& lists) {
-  const SendPayloads payloads(lists);
-  uint64_t moved_bytes = 0;
-  for (uint32_t rank = 0; rank < lists.body().programs()->size(); ++rank) {
-    const MessageVector& messages = lists.Of(rank);
-    for (uint32_t i = 0; i < messages.size(); ++i) {
-      if (messages.Get(i)->kind() == fb::MessageKind::kSend) {
-        AddUpTo(payloads.Bytes(rank, i), moved_bytes);
-      }
-    }
-  }
-  return moved_bytes;
-}
-
-uint64_t PeakStagingBytes(const fb::Body& body) {
-  uint64_t peak = 0;
-  for (const fb::RankProgram* program : *body.programs()) {
-    peak = std::max(peak, program->staging_bytes());
-  }
-  return peak;
-}
-
 PlanTotals PlanTotalsOf(const PlanFile& plan) {
-  return {.moved_bytes = MovedBytes(plan.messages()),
+  const PlanStats stats = StatsOf(plan);
+  return {.moved_bytes = stats.totals.moved_bytes(),
           .rounds = plan.body().rounds()->size(),
-          .peak_staging_bytes = PeakStagingBytes(plan.body())};
+          .peak_staging_bytes = stats.largest_staging_bytes};
 }
 
 constexpr DifferenceClass kClasses[] = {DifferenceClass::kContract,
@@ -224,35 +203,28 @@ std::string DifferenceJson(const PlanDifference& difference) {
   add_totals("moved_bytes", &PlanTotals::moved_bytes);
   add_totals("rounds", &PlanTotals::rounds);
   add_totals("peak_staging_bytes", &PlanTotals::peak_staging_bytes);
-  json.OpenArray("job");
-  for (const JobDifference& entry : difference.job) {
-    json.OpenObject();
+  json.Objects("job", difference.job, [&](const JobDifference& entry) {
     json.Text("key", entry.key);
     if (!entry.a.empty()) json.Text("first", entry.a);
     if (!entry.b.empty()) json.Text("second", entry.b);
-    json.CloseObject();
-  }
-  json.CloseArray();
-  json.OpenArray("differences");
-  for (const Difference& entry : difference.differences) {
-    json.OpenObject();
-    json.Text("class", ClassText(entry.kind));
-    json.Text("rule", entry.rule);
-    json.Text("text", entry.text);
-    if (!entry.ranks.empty()) json.Line("ranks", entry.ranks);
-    if (!entry.pairs.empty()) {
-      json.OpenLine("pairs");
-      for (const auto& [src, dst] : entry.pairs) {
-        json.OpenArray();
-        json.Number(src);
-        json.Number(dst);
-        json.CloseArray();
-      }
-      json.CloseLine();
-    }
-    json.CloseObject();
-  }
-  json.CloseArray();
+  });
+  json.Objects("differences", difference.differences,
+               [&](const Difference& entry) {
+                 json.Text("class", ClassText(entry.kind));
+                 json.Text("rule", entry.rule);
+                 json.Text("text", entry.text);
+                 if (!entry.ranks.empty()) json.Line("ranks", entry.ranks);
+                 if (!entry.pairs.empty()) {
+                   json.OpenLine("pairs");
+                   for (const auto& [src, dst] : entry.pairs) {
+                     json.OpenArray();
+                     json.Number(src);
+                     json.Number(dst);
+                     json.CloseArray();
+                   }
+                   json.CloseLine();
+                 }
+               });
   json.Text("summary", difference.summary);
   json.CloseObject();
   return json.Take();

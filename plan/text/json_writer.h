@@ -88,6 +88,17 @@ class JsonWriterOf {
     Key(key);
     Text(value);
   }
+  // An array of objects: one for each of `things`, which `write` fills.
+  template <typename Things, typename Write>
+  void Objects(std::string_view key, const Things& things, Write write) {
+    OpenArray(key);
+    for (const auto& thing : things) {
+      OpenObject();
+      write(thing);
+      CloseObject();
+    }
+    CloseArray();
+  }
   // Numbers or texts in one line.
   template <typename Values>
   void Line(std::string_view key, const Values& values) {
