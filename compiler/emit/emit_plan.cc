@@ -16,6 +16,13 @@ using Offset = flatbuffers::Offset<T>;
 template <typename T>
 using OffsetVector = flatbuffers::Offset<flatbuffers::Vector<T>>;
 
+template <typename T>
+OffsetVector<const T*> StructsOrNone(Builder& builder,
+                                     const std::vector<T>& structs) {
+  if (structs.empty()) return 0;
+  return builder.CreateVectorOfStructs(structs);
+}
+
 OffsetVector<uint64_t> DimsVector(Builder& builder, const Dims& dims) {
   const std::vector<uint64_t> values(dims.begin(), dims.end());
   return builder.CreateVector(values);
@@ -167,18 +174,6 @@ OffsetVector<Offset<fb::Quantization>> EmitQuantizations(Builder& builder,
         static_cast<uint32_t>(scheme.block_columns), scheme.scale_format));
   }
   return quantizations.empty() ? 0 : builder.CreateVector(quantizations);
-}
-
-flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> EmitWindows(
-    Builder& builder, const RankQuantizes& quantizes) {
-  if (quantizes.windows.empty()) return 0;
-  std::vector<fb::ScratchWindow> windows;
-  for (const ScratchWindow& window : quantizes.windows) {
-    windows.emplace_back(static_cast<uint64_t>(window.offset),
-                         static_cast<uint32_t>(window.begin),
-                         static_cast<uint32_t>(window.end));
-  }
-  return builder.CreateVectorOfStructs(windows);
 }
 
 // One rank's messages in program order.
@@ -364,11 +359,31 @@ struct ProgramLists {
   OffsetVector<uint32_t> buffers;
   EmittedMessages messages;
   uint32_t scratch_buffers = 0;
-  flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes;
-  flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows;
+  OffsetVector<const fb::Quantize*> quantizes;
+  OffsetVector<const fb::ScratchWindow*> windows;
   uint64_t arena_bytes = 0;
-  flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays;
+  OffsetVector<const fb::Relay*> relays;
 };
+
+void EmitQuantizes(Builder& builder, const RankQuantizes& of_rank,
+                   QuantizeLowering& lowering, ProgramLists& lists) {
+  lists.scratch_buffers = static_cast<uint32_t>(of_rank.scratch_buffers);
+  std::vector<fb::Quantize> quantizes;
+  for (const Quantize& op : of_rank.quantizes) {
+    quantizes.push_back(lowering.Lower(op));
+  }
+  lists.quantizes = StructsOrNone(builder, quantizes);
+  std::vector<fb::ScratchWindow> windows;
+  for (const ScratchWindow& window : of_rank.windows) {
+    windows.emplace_back(static_cast<uint64_t>(window.offset),
+                         static_cast<uint32_t>(window.begin),
+                         static_cast<uint32_t>(window.end));
+  }
+  lists.windows = StructsOrNone(builder, windows);
+  if (!windows.empty()) {
+    lists.arena_bytes = static_cast<uint64_t>(of_rank.arena_bytes);
+  }
+}
 
 // The messages of a rank of another part: those of `first` with other peers.
 EmittedMessages EmitShifted(Builder& builder, const Module& module,
@@ -407,73 +422,46 @@ absl::StatusOr<OffsetVector<Offset<fb::RankProgram>>> EmitPrograms(
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Rank id{static_cast<int32_t>(rank)};
     const size_t first = IndexOf(module.FirstOf(id));
+    if (first == rank) {
+      ProgramLists& own = lists[rank];
+      const auto [buffers, is_new] = shared.try_emplace(module.buffers_of(id));
+      if (is_new) {
+        std::vector<uint32_t> numbers;
+        for (BufferId held : buffers->first) {
+          numbers.push_back(static_cast<uint32_t>(IndexOf(held)));
+        }
+        buffers->second = builder.CreateVector(numbers);
+      }
+      own.buffers = buffers->second;
+      own.messages = EmitMessages(builder, ranks[rank],
+                                  module.is_compact ? &packer : nullptr);
+      own.relays = StructsOrNone(builder, LowerRelays(module, *lowered, rank));
+      if (!module.quantizes.empty()) {
+        EmitQuantizes(builder, module.quantizes[rank], quantize_lowering, own);
+      }
+    }
+    const ProgramLists& of_first = lists[first];
+    EmittedMessages messages = of_first.messages;
+    uint32_t source_shift = 0;
+    uint32_t destination_shift = 0;
     if (first != rank) {
-      const ProgramLists& of_first = lists[first];
-      auto messages = of_first.messages;
       const AlikeParts alike = module.AlikePartsOf(id);
       const int32_t part = module.PartOf(id) - alike.first;
-      auto source_shift = static_cast<uint32_t>(part * alike.source_shift);
-      auto destination_shift =
-          static_cast<uint32_t>(part * alike.destination_shift);
+      source_shift = static_cast<uint32_t>(part * alike.source_shift);
+      destination_shift = static_cast<uint32_t>(part * alike.destination_shift);
       if (!module.is_compact) {
         messages = EmitShifted(builder, module, ranks[first], source_shift,
                                destination_shift);
         source_shift = destination_shift = 0;
       }
-      programs.push_back(fb::CreateRankProgram(
-          builder, of_first.buffers, messages.messages, fills[rank],
-          static_cast<uint64_t>(ranks[first].staging_bytes),
-          static_cast<uint32_t>(module.topology.host[rank]),
-          of_first.scratch_buffers, of_first.quantizes, of_first.windows,
-          of_first.arena_bytes, of_first.relays, source_shift,
-          destination_shift, messages.packed_list));
-      continue;
     }
-    const std::vector<BufferId>& held = module.buffers_of(id);
-    auto it = shared.find(held);
-    if (it == shared.end()) {
-      std::vector<uint32_t> buffers;
-      for (BufferId id : held) {
-        buffers.push_back(static_cast<uint32_t>(IndexOf(id)));
-      }
-      it = shared.emplace(held, builder.CreateVector(buffers)).first;
-    }
-    const EmittedMessages messages = EmitMessages(
-        builder, ranks[rank], module.is_compact ? &packer : nullptr);
-    const std::vector<fb::Relay> relay_structs =
-        LowerRelays(module, *lowered, rank);
-    flatbuffers::Offset<flatbuffers::Vector<const fb::Relay*>> relays = 0;
-    if (!relay_structs.empty()) {
-      relays = builder.CreateVectorOfStructs(relay_structs);
-    }
-    uint32_t scratch_buffers = 0;
-    flatbuffers::Offset<flatbuffers::Vector<const fb::Quantize*>> quantizes = 0;
-    flatbuffers::Offset<flatbuffers::Vector<const fb::ScratchWindow*>> windows =
-        0;
-    uint64_t arena_bytes = 0;
-    if (!module.quantizes.empty()) {
-      const RankQuantizes& of_rank = module.quantizes[rank];
-      scratch_buffers = static_cast<uint32_t>(of_rank.scratch_buffers);
-      std::vector<fb::Quantize> lowered_quantizes;
-      for (const Quantize& op : of_rank.quantizes) {
-        lowered_quantizes.push_back(quantize_lowering.Lower(op));
-      }
-      if (!lowered_quantizes.empty()) {
-        quantizes = builder.CreateVectorOfStructs(lowered_quantizes);
-      }
-      windows = EmitWindows(builder, of_rank);
-      if (!of_rank.windows.empty()) {
-        arena_bytes = static_cast<uint64_t>(of_rank.arena_bytes);
-      }
-    }
-    lists[rank] = {it->second, messages,    scratch_buffers, quantizes,
-                   windows,    arena_bytes, relays};
     programs.push_back(fb::CreateRankProgram(
-        builder, it->second, messages.messages, fills[rank],
-        static_cast<uint64_t>(ranks[rank].staging_bytes),
-        static_cast<uint32_t>(module.topology.host[rank]), scratch_buffers,
-        quantizes, windows, arena_bytes, relays, /*source_shift=*/0,
-        /*destination_shift=*/0, messages.packed_list));
+        builder, of_first.buffers, messages.messages, fills[rank],
+        static_cast<uint64_t>(ranks[first].staging_bytes),
+        static_cast<uint32_t>(module.topology.host[rank]),
+        of_first.scratch_buffers, of_first.quantizes, of_first.windows,
+        of_first.arena_bytes, of_first.relays, source_shift, destination_shift,
+        messages.packed_list));
   }
   return builder.CreateVector(programs);
 }
@@ -565,11 +553,7 @@ absl::StatusOr<Offset<fb::Body>> EmitBody(Builder& builder,
       module.limits.direct_pulls);
   const auto stats = EmitStats(builder, module.stats);
   const auto quantizations = EmitQuantizations(builder, module);
-  flatbuffers::Offset<flatbuffers::Vector<const fb::QuantizeLoop*>>
-      quantize_loops = 0;
-  if (!quantize_lowering.loops().empty()) {
-    quantize_loops = builder.CreateVectorOfStructs(quantize_lowering.loops());
-  }
+  const auto quantize_loops = StructsOrNone(builder, quantize_lowering.loops());
   const auto requirements = EmitRequirements(builder, module);
   Offset<fb::Delta> delta = 0;
   if (module.delta.has_value()) {
