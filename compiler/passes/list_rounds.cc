@@ -117,12 +117,12 @@ class ListScheduler {
       std::swap(entries[open++], entries.back());
       most_urgent = 0;
     }
-    void PutOffNext() {
+    void CloseNext() {
       --open;
       if (most_urgent > 0) --most_urgent;
     }
     void RemoveNext() {
-      PutOffNext();
+      CloseNext();
       std::swap(entries[open], entries.back());
       entries.pop_back();
     }
@@ -305,7 +305,7 @@ bool ListScheduler::HasOpen(size_t sender) {
   const auto urgency_of = [&](const Entry& entry) {
     return InUnits(entry.own + left[entry.receiver]);
   };
-  for (; ready.most_urgent > 0; ready.PutOffNext()) {
+  for (; ready.most_urgent > 0; ready.CloseNext()) {
     if (urgency_of(ready.Next()) != ready.urgency) break;
     if (fits(ready.Next())) return true;
   }
@@ -468,7 +468,7 @@ void ListScheduler::FillRound() {
         ready.RemoveNext();
         Wait(index);
       } else {
-        ready.PutOffNext();
+        ready.CloseNext();
       }
       if (IsOfNetwork(sender)) {
         const bool is_small = IsOfSmall(sender);
