@@ -65,7 +65,9 @@ class BodyChecker {
   absl::Status CheckDelta();
   absl::Status CheckRungs(const fb::Delta& delta);
   absl::Status CheckTopology();
-  absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program);
+  // `where`: "". Ends as the part of the program with a mistake.
+  absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program,
+                            std::string& where);
   bool IsChecked(uint32_t rank, const fb::RankProgram& program);
   // What the messages of a program are held to.
   struct Ends {
@@ -79,24 +81,7 @@ class BodyChecker {
              (message.peer() < source_ranks ? source_shift : destination_shift);
     }
   };
-  // What is wrong with a message. Messages are many, so words come later.
-  enum class Fault : uint8_t {
-    kNone,
-    kRound,
-    kPeer,
-    kShiftedPeer,
-    kSelf,
-    kCopies,
-    kKind,
-    kBroadcastRound,
-    kBroadcastShift,
-    kReserved,
-    kDirectStaging,
-    kStaging,
-  };
-  Fault FaultOf(const Ends& ends, const fb::Message& message) const;
-  absl::Status Tell(Fault fault, const Ends& ends,
-                    const fb::Message& message) const;
+  absl::Status CheckMessage(const Ends& ends, const fb::Message& message) const;
   // Of the program whose messages were checked last.
   absl::Status CheckRelays(const fb::RankProgram& program, bool of_source);
   // A copy list that was checked against buffers of some sizes, for a message
@@ -206,8 +191,10 @@ absl::Status BodyChecker::Check() {
   checked_.resize(body_.copy_lists()->size());
   operations_.resize(body_.rounds()->size());
   for (uint32_t rank = 0; rank < body_.programs()->size(); ++rank) {
-    status = CheckProgram(rank, *body_.programs()->Get(rank));
-    if (!status.ok()) return status;
+    std::string where;
+    status = CheckProgram(rank, *body_.programs()->Get(rank), where);
+    if (status.ok()) continue;
+    return Bad("program of rank %u%s: %s", rank, where, status.message());
   }
   // What programs visit is bounded by now.
   return CheckDelta();
@@ -438,22 +425,20 @@ absl::Status BodyChecker::CheckDeclarations() {
 }
 
 absl::Status BodyChecker::CheckProgram(uint32_t rank,
-                                       const fb::RankProgram& program) {
-  const auto at = [rank](const std::string& where, const std::string& message) {
-    return Bad("program of rank %u%s: %s", rank, where, message);
-  };
-  if (program.buffers() == nullptr) return at("", "has no list of buffers");
+                                       const fb::RankProgram& program,
+                                       std::string& where) {
+  if (program.buffers() == nullptr) return Bad("has no list of buffers");
   if (!ArePacked(program) && program.messages() == nullptr) {
-    return at("", "has no list of messages");
+    return Bad("has no list of messages");
   }
   if (!IsAligned(program.messages())) {
-    return at("", "messages are not aligned to 8 bytes");
+    return Bad("messages are not aligned to 8 bytes");
   }
   const uint32_t count = MessageCount(body_, program);
   if (IsChecked(rank, program)) {
     const uint64_t shared = uint64_t{count} + program.buffers()->size();
     if (shared > shared_entries_left_) {
-      return at("", "shares its lists too often");
+      return Bad("shares its lists too often");
     }
     shared_entries_left_ -= shared;
     return absl::OkStatus();
@@ -461,42 +446,38 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
   const uint64_t entries = uint64_t{count} + program.buffers()->size() +
                            Length(program.quantizes()) +
                            Length(program.relays());
-  if (entries > entries_left_) return at("", "shares its lists too often");
+  if (entries > entries_left_) return Bad("shares its lists too often");
   entries_left_ -= entries;
   if (program.staging_bytes() > kLargestStaging) {
-    return at("", absl::StrFormat("staging_bytes %u is above 2^48",
-                                  program.staging_bytes()));
+    return Bad("staging_bytes %u is above 2^48", program.staging_bytes());
   }
   for (uint32_t slot = 0; slot < program.buffers()->size(); ++slot) {
     const uint32_t buffer = program.buffers()->Get(slot);
     if (buffer >= buffers_.size()) {
-      return at(absl::StrCat(", buffer slot ", slot),
-                absl::StrFormat("buffer %u is not below %u", buffer,
-                                buffers_.size()));
+      where = absl::StrCat(", buffer slot ", slot);
+      return Bad("buffer %u is not below %u", buffer, buffers_.size());
     }
     const auto* hooks = body_.buffers()->Get(buffer)->post_hooks();
     if (hooks == nullptr || hooks->size() == 0) continue;
     const bool of_source = rank < body_.source_ranks();
     if (of_source || uint64_t{slot} + program.scratch_buffers() >=
                          program.buffers()->size()) {
-      return at(absl::StrCat(", buffer slot ", slot),
-                absl::StrFormat("buffer %u has post-hooks, %s has none", buffer,
-                                of_source ? "a source's" : "scratch"));
+      where = absl::StrCat(", buffer slot ", slot);
+      return Bad("buffer %u has post-hooks, %s has none", buffer,
+                 of_source ? "a source's" : "scratch");
     }
   }
-  if (absl::Status status = CheckQuantizes(body_, program, buffers_);
-      !status.ok()) {
-    return at("", std::string(status.message()));
-  }
+  absl::Status status = CheckQuantizes(body_, program, buffers_);
+  if (!status.ok()) return status;
   if (program.fills() >= body_.copy_lists()->size()) {
-    return at("", absl::StrFormat("fills %u is not below %u", program.fills(),
-                                  body_.copy_lists()->size()));
+    return Bad("fills %u is not below %u", program.fills(),
+               body_.copy_lists()->size());
   }
   const uint32_t sizes = SizesOf(program);
-  if (absl::Status status =
-          CheckCopies(program, sizes, program.fills(), 0, true);
-      !status.ok()) {
-    return at(", fills", std::string(status.message()));
+  status = CheckCopies(program, sizes, program.fills(), 0, true);
+  if (!status.ok()) {
+    where = ", fills";
+    return status;
   }
   const Ends ends = {.rank = rank,
                      .source_shift = program.source_shift(),
@@ -504,16 +485,13 @@ absl::Status BodyChecker::CheckProgram(uint32_t rank,
                      .staging_bytes = program.staging_bytes()};
   Shared shared = {.rank = rank};
   uint32_t position = 0;
-  if (absl::Status status =
-          CheckMessages(program, ends, sizes, shared, position);
-      !status.ok()) {
-    return at(absl::StrCat(", message ", position),
-              std::string(status.message()));
+  status = CheckMessages(program, ends, sizes, shared, position);
+  if (!status.ok()) {
+    where = absl::StrCat(", message ", position);
+    return status;
   }
-  if (absl::Status status = CheckRelays(program, rank < body_.source_ranks());
-      !status.ok()) {
-    return at("", std::string(status.message()));
-  }
+  status = CheckRelays(program, rank < body_.source_ranks());
+  if (!status.ok()) return status;
   shared_[MessagesKey(body_, program)] = shared;
   return absl::OkStatus();
 }
@@ -527,9 +505,8 @@ absl::Status BodyChecker::CheckMessages(const fb::RankProgram& program,
   sends_.clear();
   const auto check = [&](absl::Span<const fb::Message> messages) {
     for (const fb::Message& message : messages) {
-      if (const Fault fault = FaultOf(ends, message); fault != Fault::kNone) {
-        return Tell(fault, ends, message);
-      }
+      absl::Status status = CheckMessage(ends, message);
+      if (!status.ok()) return status;
       if (!CountOperation(ends.rank, message)) {
         return Bad(
             "round %u has more than %u operations of the rank; NCCL can hang "
@@ -537,8 +514,8 @@ absl::Status BodyChecker::CheckMessages(const fb::RankProgram& program,
             message.round(), kGroupOperationsMax);
       }
       if (!IsChecked(message, sizes)) {
-        absl::Status status = CheckCopies(program, sizes, message.copies(),
-                                          message.size_bytes(), false);
+        status = CheckCopies(program, sizes, message.copies(),
+                             message.size_bytes(), false);
         if (!status.ok()) return status;
       }
       shared.Add(message.peer(), source_ranks_);
@@ -676,76 +653,52 @@ absl::Status BodyChecker::CheckRelays(const fb::RankProgram& program,
   return absl::OkStatus();
 }
 
-BodyChecker::Fault BodyChecker::FaultOf(const Ends& ends,
-                                        const fb::Message& message) const {
-  if (message.round() >= rounds_->size()) return Fault::kRound;
-  if (message.peer() >= ranks_) return Fault::kPeer;
-  const uint64_t peer = ends.PeerOf(message, source_ranks_);
-  if (peer >= (message.peer() < source_ranks_ ? source_ranks_ : ranks_)) {
-    return Fault::kShiftedPeer;
+absl::Status BodyChecker::CheckMessage(const Ends& ends,
+                                       const fb::Message& message) const {
+  if (message.round() >= rounds_->size()) {
+    return Bad("round %u is not below %u", message.round(), rounds_->size());
   }
-  if (peer == ends.rank) return Fault::kSelf;
-  if (message.copies() >= copy_lists_->size()) return Fault::kCopies;
+  if (message.peer() >= ranks_) {
+    return Bad("peer %u is not below %u", message.peer(), ranks_);
+  }
+  const uint64_t peer = ends.PeerOf(message, source_ranks_);
+  const uint32_t bound =
+      message.peer() < source_ranks_ ? source_ranks_ : ranks_;
+  if (peer >= bound) {
+    return Bad("peer %u shifted by %u is not below %u", message.peer(),
+               peer - message.peer(), bound);
+  }
+  if (peer == ends.rank) return Bad("peer is the rank itself");
+  if (message.copies() >= copy_lists_->size()) {
+    return Bad("copies %u is not below %u", message.copies(),
+               copy_lists_->size());
+  }
   if (message.kind() != fb::MessageKind::kSend &&
       message.kind() != fb::MessageKind::kRecv) {
-    return Fault::kKind;
+    return Bad("unknown kind %u", static_cast<uint32_t>(message.kind()));
   }
-  if (message.reserved2() != 0) return Fault::kReserved;
+  if (message.reserved2() != 0) return Bad("a reserved field is not 0");
   const fb::Round& round = *rounds_->Get(message.round());
   if (message.broadcast() != 0 &&
       (ends.source_shift != 0 || ends.destination_shift != 0)) {
-    return Fault::kBroadcastShift;
+    return Bad("is a broadcast, and its program has shifts");
   }
   if (message.broadcast() != 0 &&
       (round.mechanism() != fb::Mechanism::kStaged ||
        round.route() != fb::Route::kNetwork)) {
-    return Fault::kBroadcastRound;
+    return Bad("is a broadcast, and its round is not staged between hosts");
   }
   if (round.mechanism() == fb::Mechanism::kDirect) {
-    return message.staging_offset() == 0 ? Fault::kNone : Fault::kDirectStaging;
+    if (message.staging_offset() == 0) return absl::OkStatus();
+    return Bad("a direct message has a staging_offset");
   }
   if (message.staging_offset() > ends.staging_bytes ||
       message.size_bytes() > ends.staging_bytes - message.staging_offset()) {
-    return Fault::kStaging;
+    return Bad("%u bytes from %u leave the staging arena of %u bytes",
+               message.size_bytes(), message.staging_offset(),
+               ends.staging_bytes);
   }
-  return Fault::kNone;
-}
-
-absl::Status BodyChecker::Tell(Fault fault, const Ends& ends,
-                               const fb::Message& message) const {
-  const bool of_source = message.peer() < source_ranks_;
-  switch (fault) {
-    case Fault::kNone:
-      return absl::OkStatus();
-    case Fault::kRound:
-      return Bad("round %u is not below %u", message.round(), rounds_->size());
-    case Fault::kPeer:
-      return Bad("peer %u is not below %u", message.peer(), ranks_);
-    case Fault::kShiftedPeer:
-      return Bad("peer %u shifted by %u is not below %u", message.peer(),
-                 of_source ? ends.source_shift : ends.destination_shift,
-                 of_source ? source_ranks_ : ranks_);
-    case Fault::kSelf:
-      return Bad("peer is the rank itself");
-    case Fault::kCopies:
-      return Bad("copies %u is not below %u", message.copies(),
-                 copy_lists_->size());
-    case Fault::kKind:
-      return Bad("unknown kind %u", static_cast<uint32_t>(message.kind()));
-    case Fault::kBroadcastRound:
-      return Bad("is a broadcast, and its round is not staged between hosts");
-    case Fault::kBroadcastShift:
-      return Bad("is a broadcast, and its program has shifts");
-    case Fault::kReserved:
-      return Bad("a reserved field is not 0");
-    case Fault::kDirectStaging:
-      return Bad("a direct message has a staging_offset");
-    case Fault::kStaging:
-      return Bad("%u bytes from %u leave the staging arena of %u bytes",
-                 message.size_bytes(), message.staging_offset(),
-                 ends.staging_bytes);
-  }
-  return Bad("unknown fault");
+  return absl::OkStatus();
 }
 
 bool BodyChecker::CountOperation(uint32_t rank, const fb::Message& message) {
