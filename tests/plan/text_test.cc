@@ -6,6 +6,7 @@
 #include <string>
 
 #include "plan/diff/diff.h"
+#include "plan/text/fact_writer.h"
 #include "tests/plan/plan_spec.h"
 
 namespace refit {
@@ -79,6 +80,40 @@ copies c6
 copies c7
   slot 0 at 32 loops [2 x 40, 8 x 1] bf16 staging 0
 )";
+
+std::string FactsIn(FactForm form) {
+  FactWriter facts(form);
+  facts.Object("", [&] {
+    facts.Number("only_json", 1);
+    facts.List("rows", std::vector{0u, 7u}, [&](uint32_t row) {
+      facts.Positive("row", row);
+      facts.Name("name", "a\"b");
+      facts.Flag("odd", row % 2 == 1);
+      facts.Shown("only_text", "!");
+      facts.Line("{name}| row {row}| odd{odd}|{only_text}");
+    });
+  });
+  return facts.Take();
+}
+
+TEST(FactWriterTest, APartOfALineNeedsAllItsFacts) {
+  EXPECT_EQ(FactsIn(FactForm::kText), "\"a\\\"b\"!\n\"a\\\"b\" row 7 odd!\n");
+}
+
+TEST(FactWriterTest, JsonHasEachFactWithItsKey) {
+  rapidjson::Document json;
+  json.Parse(FactsIn(FactForm::kJson).c_str());
+  ASSERT_FALSE(json.HasParseError());
+  EXPECT_EQ(json["only_json"].GetInt(), 1);
+  const rapidjson::Value& rows = json["rows"];
+  ASSERT_EQ(rows.Size(), 2u);
+  EXPECT_FALSE(rows[0].HasMember("row"));
+  EXPECT_FALSE(rows[0]["odd"].GetBool());
+  EXPECT_EQ(rows[1]["row"].GetInt(), 7);
+  EXPECT_TRUE(rows[1]["odd"].GetBool());
+  EXPECT_STREQ(rows[1]["name"].GetString(), "a\"b");
+  EXPECT_FALSE(rows[1].HasMember("only_text"));
+}
 
 TEST(PlanTextTest, SaysEveryFactOfAPlan) {
   EXPECT_EQ(TextOf(SampleSpec(), {}), kSampleText);
