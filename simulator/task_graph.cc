@@ -98,11 +98,13 @@ class Builder {
   absl::StatusOr<TaskGraph> Build();
 
  private:
-  // The tasks of one rank while they are made. By work of its schedule.
+  // The tasks of one rank while they are made. By work of its rank.schedule.
   struct Rank {
-    Rank(const PlanFile& plan, int32_t number, double slowness)
+    Rank(const PlanFile& plan, int32_t number, double slowness,
+         RankSchedule of_rank)
         : number(number),
           slowness(slowness),
+          schedule(std::move(of_rank)),
           tensors(plan, number),
           is_dealt(DealtReceives(
               plan.messages(),
@@ -110,6 +112,7 @@ class Builder {
 
     int32_t number = 0;
     double slowness = 1;
+    RankSchedule schedule;
     TensorTable tensors;
     std::vector<bool> is_dealt;         // by message of the program
     std::array<uint32_t, kLanes> last;  // tasks, by lane
@@ -140,42 +143,32 @@ class Builder {
   RankSchedule ScheduleOf(int32_t rank) const;
   void AddRanks();
   void AddRank(int32_t number);
-  void AddFind(Rank& rank, const RankSchedule& schedule);
+  void AddFind(Rank& rank);
   void AddFindOf(int32_t rank, int32_t stand_in);
-  uint32_t AddKeep(Rank& rank, const RankSchedule& schedule,
-                   const Tasks& before);
+  uint32_t AddKeep(Rank& rank, const Tasks& before);
   // Whether the rank encodes or decodes the operation.
   bool IsCoded(const Rank& rank, size_t operation) const {
     return rank.deltas != nullptr && rank.deltas->IsCoded(operation) &&
            !rank.deltas->IsWhole(operation, rung_);
   }
-  std::vector<double> QuantizedElements(Rank& rank,
-                                        const RankSchedule& schedule);
+  std::vector<double> QuantizedElements(Rank& rank);
   const std::set<uint32_t>& PulledSlotsOf(int32_t rank);
   void PlanFused(Rank& rank);
-  void PlanPulls(Rank& rank, const RankSchedule& schedule, DirectPairs& peers);
-  double FusedSeconds(const Rank& rank, const RankSchedule& schedule,
-                      const RoundWork& work) const;
+  void PlanPulls(Rank& rank, DirectPairs& peers);
+  double FusedSeconds(const Rank& rank, const RoundWork& work) const;
   // Each returns the task that ends the step.
-  uint32_t AddExchange(Rank& rank, const RankSchedule& schedule,
-                       const RoundWork& round, uint32_t part,
+  uint32_t AddExchange(Rank& rank, const RoundWork& round, uint32_t part,
                        const Tasks& before);
-  uint32_t AddMove(Rank& rank, const RankSchedule& schedule,
-                   const RoundWork& round, const DirectPairs& peers,
+  uint32_t AddMove(Rank& rank, const RoundWork& round, const DirectPairs& peers,
                    const Tasks& before);
-  uint32_t AddPulls(Rank& rank, const RankSchedule& schedule,
-                    const Tasks& before);
-  uint32_t AddAwaitedReads(Rank& rank, const RankSchedule& schedule,
-                           const Tasks& before);
-  uint32_t PullTask(const Rank& rank, const RankSchedule& schedule,
-                    int32_t peer, const Pull& pull);
-  void AddUnmoved(Rank& rank, const RankSchedule& schedule,
-                  const RoundWork& round, uint32_t begin);
+  uint32_t AddPulls(Rank& rank, const Tasks& before);
+  uint32_t AddAwaitedReads(Rank& rank, const Tasks& before);
+  uint32_t PullTask(const Rank& rank, int32_t peer, const Pull& pull);
+  void AddUnmoved(Rank& rank, const RoundWork& round, uint32_t begin);
   template <typename Each>
-  void ForEachMessage(const Rank& rank, const RankSchedule& schedule,
-                      const RoundWork& work, uint32_t part, const Each& each);
-  uint64_t SizeBytes(const Rank& rank, const RankSchedule& schedule,
-                     size_t operation) const;
+  void ForEachMessage(const Rank& rank, const RoundWork& work, uint32_t part,
+                      const Each& each);
+  uint64_t SizeBytes(const Rank& rank, size_t operation) const;
   uint32_t MessageTask(const Rank& rank, const RoundWork& work, uint32_t part,
                        const Operation& operation, uint64_t size_bytes,
                        uint32_t position, uint32_t ordinal);
@@ -191,10 +184,10 @@ class Builder {
   void AddBroadcast(const Rank& rank, const RoundWork& round,
                     const Operation& operation, uint32_t start,
                     uint32_t message, uint32_t exchanged);
-  double CopySeconds(const Rank& rank, const RankSchedule& schedule,
-                     const RoundWork& work, fb::MessageKind kind) const;
+  double CopySeconds(const Rank& rank, const RoundWork& work,
+                     fb::MessageKind kind) const;
   // Before the round's messages of the route.
-  double StartSeconds(const RankSchedule& schedule, const RoundWork& work,
+  double StartSeconds(const Rank& rank, const RoundWork& work,
                       fb::Route route) const;
   void AddConnections();
   absl::Status CheckMessages() const;
@@ -348,10 +341,10 @@ absl::Status Builder::PlanDelta() {
 }
 
 // Before all ranks agree.
-void Builder::AddFind(Rank& rank, const RankSchedule& schedule) {
+void Builder::AddFind(Rank& rank) {
   double bytes = 0;
-  for (size_t i = 0; i < schedule.operations().size(); ++i) {
-    const Operation& operation = schedule.operations()[i];
+  for (size_t i = 0; i < rank.schedule.operations().size(); ++i) {
+    const Operation& operation = rank.schedule.operations()[i];
     if (operation.kind != fb::MessageKind::kSend) continue;
     if (rank.deltas->IsCoded(i)) {
       bytes += static_cast<double>(operation.size_bytes);
@@ -369,13 +362,12 @@ void Builder::AddFindOf(int32_t rank, int32_t stand_in) {
   graph_.tasks.push_back(find);
 }
 
-uint32_t Builder::AddKeep(Rank& rank, const RankSchedule& schedule,
-                          const Tasks& before) {
+uint32_t Builder::AddKeep(Rank& rank, const Tasks& before) {
   double kept = 0;
   double held = static_cast<double>(SnapshotBytes(plan_, rank.number));
   const double rate = *options_.change_rate;
-  for (size_t i = 0; i < schedule.operations().size(); ++i) {
-    const Operation& operation = schedule.operations()[i];
+  for (size_t i = 0; i < rank.schedule.operations().size(); ++i) {
+    const Operation& operation = rank.schedule.operations()[i];
     const auto bytes = static_cast<double>(operation.size_bytes);
     if (operation.kind == fb::MessageKind::kRecv) {
       held += bytes;
@@ -398,32 +390,31 @@ uint32_t Builder::AddKeep(Rank& rank, const RankSchedule& schedule,
 
 void Builder::AddRank(int32_t number) {
   const bool cpu = options_.executor == Executor::kCpu;
-  const RankSchedule schedule = ScheduleOf(number);
-  const std::vector<RoundWork>& works = schedule.rounds();
-  DirectPairs peers = PlannedPairs(plan_, schedule);
-  Rank rank(plan_, number, links_.place(number).slowness);
-  rank.is_fused = FusedQuantizes(plan_, number, schedule, peers);
+  Rank rank(plan_, number, links_.place(number).slowness, ScheduleOf(number));
+  const std::vector<RoundWork>& works = rank.schedule.rounds();
+  DirectPairs peers = PlannedPairs(plan_, rank.schedule);
+  rank.is_fused = FusedQuantizes(plan_, number, rank.schedule, peers);
   PlanFused(rank);
-  if (may_pull_) PlanPulls(rank, schedule, peers);
+  if (may_pull_) PlanPulls(rank, peers);
   const std::vector<DirectEnds> ends =
       cpu ? std::vector<DirectEnds>(works.size())
-          : ListDirectEnds(plan_, number, schedule, peers,
+          : ListDirectEnds(plan_, number, rank.schedule, peers,
                            /*pulls=*/!peers.pulled_slots.empty());
   std::optional<DeltaSizes> deltas;
   if (delta_ != nullptr) {
-    deltas.emplace(plan_, number, schedule);
+    deltas.emplace(plan_, number, rank.schedule);
     rank.deltas = &*deltas;
     if (!deltas->IsAllWhole(rung_)) {
       graph_.rung = deltas->ElementsPerSlot(rung_);
     }
-    AddFind(rank, schedule);
+    AddFind(rank);
   }
   std::vector<uint32_t> parts;  // by work: of rounds that are sent in parts
   for (size_t i = 0; i < works.size(); ++i) {
     const bool follows = i > 0 && works[i - 1].index == works[i].index;
     parts.push_back(follows ? parts.back() + 1 : 0);
   }
-  const std::vector<double> elements = QuantizedElements(rank, schedule);
+  const std::vector<double> elements = QuantizedElements(rank);
   std::vector<int32_t> pulled;
   for (const auto& [peer, pull] : rank.pulls) pulled.push_back(peer);
   StepChoices choices = {.moves_beside = true, .keeps = delta_ != nullptr};
@@ -432,13 +423,13 @@ void Builder::AddRank(int32_t number) {
   }
   (plan_.side(number) == fb::Side::kDestination ? choices.read_sources
                                                 : choices.readers) = pulled;
-  const std::vector<Step> steps = ListSteps(schedule, ends, choices);
+  const std::vector<Step> steps = ListSteps(rank.schedule, ends, choices);
   size_t passed = 0;  // works
   const auto pass = [&](size_t until, uint32_t begin) {
     for (; passed < until; ++passed) {
       if (works[passed].mechanism == fb::Mechanism::kDirect &&
           !ends[passed].moves) {
-        AddUnmoved(rank, schedule, works[passed], begin);
+        AddUnmoved(rank, works[passed], begin);
       }
     }
   };
@@ -463,16 +454,14 @@ void Builder::AddRank(int32_t number) {
         break;
       case StepKind::kPack:
         done = Add(rank, TaskKind::kPack, index,
-                   CopySeconds(rank, schedule, *work, fb::MessageKind::kSend),
-                   before);
+                   CopySeconds(rank, *work, fb::MessageKind::kSend), before);
         break;
       case StepKind::kExchange:
-        done = AddExchange(rank, schedule, *work, parts[step.round], before);
+        done = AddExchange(rank, *work, parts[step.round], before);
         break;
       case StepKind::kUnpack:
         done = Add(rank, TaskKind::kUnpack, index,
-                   CopySeconds(rank, schedule, *work, fb::MessageKind::kRecv),
-                   before);
+                   CopySeconds(rank, *work, fb::MessageKind::kRecv), before);
         break;
       case StepKind::kGrant:
         done = Add(rank, TaskKind::kPoint, index, 0, before);
@@ -484,8 +473,8 @@ void Builder::AddRank(int32_t number) {
         rank.grants_awaited = step.peers;
         break;
       case StepKind::kMove:
-        done = work == nullptr ? AddPulls(rank, schedule, before)
-                               : AddMove(rank, schedule, *work, peers, before);
+        done = work == nullptr ? AddPulls(rank, before)
+                               : AddMove(rank, *work, peers, before);
         for (const int32_t target : rank.grants_awaited) {
           await_grants_.emplace_back(Point(target, here.second), rank.start);
         }
@@ -496,7 +485,7 @@ void Builder::AddRank(int32_t number) {
         break;
       case StepKind::kAwaitFinishes:
         if (work != nullptr) pass(step.round + 1, last);
-        done = work == nullptr ? AddAwaitedReads(rank, schedule, before)
+        done = work == nullptr ? AddAwaitedReads(rank, before)
                                : Add(rank, TaskKind::kPoint, index, 0, before);
         for (const int32_t origin : step.peers) {
           await_finishes_.emplace_back(Point(origin, here.second), done);
@@ -507,7 +496,7 @@ void Builder::AddRank(int32_t number) {
         done = Join(rank, kNone, before);
         break;
       case StepKind::kKeep:
-        done = AddKeep(rank, schedule, before);
+        done = AddKeep(rank, before);
         break;
       // Refits that digest beside their rounds are not simulated.
       case StepKind::kProgress:
@@ -540,11 +529,10 @@ void Builder::PlanFused(Rank& rank) {
 }
 
 // What sources would store into scratch from which a destination quantizes.
-void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
-                        DirectPairs& peers) {
+void Builder::PlanPulls(Rank& rank, DirectPairs& peers) {
   std::set<int32_t> readers;
   if (IsQuantizer(plan_, rank.number)) readers.insert(rank.number);
-  for (const int32_t receiver : schedule.DirectReceivers()) {
+  for (const int32_t receiver : rank.schedule.DirectReceivers()) {
     if (IsQuantizer(plan_, receiver)) readers.insert(receiver);
   }
   for (const int32_t reader : readers) {
@@ -554,19 +542,19 @@ void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
     }
   }
   if (peers.pulled_slots.empty()) return;
-  rank.pulled_bytes.assign(schedule.operations().size(), 0);
+  rank.pulled_bytes.assign(rank.schedule.operations().size(), 0);
   const auto here = static_cast<uint32_t>(rank.number);
-  for (size_t work = 0; work < schedule.rounds().size(); ++work) {
-    const RoundWork& round = schedule.rounds()[work];
+  for (size_t work = 0; work < rank.schedule.rounds().size(); ++work) {
+    const RoundWork& round = rank.schedule.rounds()[work];
     if (round.mechanism != fb::Mechanism::kDirect) continue;
     for (uint32_t i = 0; i < round.operations_count; ++i) {
       const uint32_t number = round.operations_begin + i;
-      const Operation& operation = schedule.operations()[number];
+      const Operation& operation = rank.schedule.operations()[number];
       const bool sends = operation.kind == fb::MessageKind::kSend;
       const auto slots =
           peers.pulled_slots.find(sends ? operation.peer : rank.number);
       if (slots == peers.pulled_slots.end()) continue;
-      const uint32_t position = schedule.parts()[number].message;
+      const uint32_t position = rank.schedule.parts()[number].message;
       const fb::Message* received =
           sends ? PartnerOf(plan_.messages(), here, position)
                 : plan_.messages().Of(here).Get(position);
@@ -585,11 +573,10 @@ void Builder::PlanPulls(Rank& rank, const RankSchedule& schedule,
   }
 }
 
-uint32_t Builder::AddPulls(Rank& rank, const RankSchedule& schedule,
-                           const Tasks& before) {
+uint32_t Builder::AddPulls(Rank& rank, const Tasks& before) {
   size_t last = 0;
   for (const auto& [peer, pull] : rank.pulls) last = std::max(last, pull.work);
-  const uint32_t index = schedule.rounds()[last].index;
+  const uint32_t index = rank.schedule.rounds()[last].index;
   rank.start =
       Add(rank, TaskKind::kStart, index, options_.direct_round_seconds, before);
   const uint32_t moved = Add(rank, TaskKind::kPoint, index, 0, {rank.start});
@@ -598,7 +585,7 @@ uint32_t Builder::AddPulls(Rank& rank, const RankSchedule& schedule,
               {rank.start}),
           moved);
   for (const auto& [peer, pull] : rank.pulls) {
-    const uint32_t message = PullTask(rank, schedule, peer, pull);
+    const uint32_t message = PullTask(rank, peer, pull);
     AddWait(rank.start, message);
     AddWait(message, moved);
   }
@@ -606,37 +593,35 @@ uint32_t Builder::AddPulls(Rank& rank, const RankSchedule& schedule,
 }
 
 // By the destinations that pull from this source.
-uint32_t Builder::AddAwaitedReads(Rank& rank, const RankSchedule& schedule,
-                                  const Tasks& before) {
+uint32_t Builder::AddAwaitedReads(Rank& rank, const Tasks& before) {
   size_t last = 0;
   for (const auto& [peer, pull] : rank.pulls) {
     last = std::max(last, pull.work);
-    PullTask(rank, schedule, peer, pull);
+    PullTask(rank, peer, pull);
   }
-  return Add(rank, TaskKind::kPoint, schedule.rounds()[last].index, 0, before);
+  return Add(rank, TaskKind::kPoint, rank.schedule.rounds()[last].index, 0,
+             before);
 }
 
-uint32_t Builder::PullTask(const Rank& rank, const RankSchedule& schedule,
-                           int32_t peer, const Pull& pull) {
+uint32_t Builder::PullTask(const Rank& rank, int32_t peer, const Pull& pull) {
   const bool reads = plan_.side(rank.number) == fb::Side::kDestination;
   const Operation operation = {
       .kind = reads ? fb::MessageKind::kRecv : fb::MessageKind::kSend,
       .peer = peer,
       .size_bytes = pull.bytes};
-  return MessageTask(rank, schedule.rounds()[pull.work], kBehindRounds,
+  return MessageTask(rank, rank.schedule.rounds()[pull.work], kBehindRounds,
                      operation, pull.bytes, pull.position, /*ordinal=*/0);
 }
 
 // By launch, but for what is fused or pulled.
-std::vector<double> Builder::QuantizedElements(Rank& rank,
-                                               const RankSchedule& schedule) {
+std::vector<double> Builder::QuantizedElements(Rank& rank) {
   const fb::RankProgram& program =
       *body_.programs()->Get(static_cast<uint32_t>(rank.number));
   static const std::set<uint32_t> none;
   const std::set<uint32_t>& pulled =
       rank.pulls.empty() ? none : PulledSlotsOf(rank.number);
   std::vector<double> elements;
-  for (const QuantizeLaunch& launch : schedule.quantizes()) {
+  for (const QuantizeLaunch& launch : rank.schedule.quantizes()) {
     elements.push_back(0);
     for (const uint32_t position : launch.operations) {
       if (rank.is_fused[position]) continue;
@@ -657,9 +642,8 @@ std::vector<double> Builder::QuantizedElements(Rank& rank,
 // Calls `each` with the number of each operation of the work, and its
 // message's task.
 template <typename Each>
-void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
-                             const RoundWork& work, uint32_t part,
-                             const Each& each) {
+void Builder::ForEachMessage(const Rank& rank, const RoundWork& work,
+                             uint32_t part, const Each& each) {
   uint32_t ordinal = 0;
   const Operation* last = nullptr;
   const auto ordinal_of = [&](const Operation& operation) {
@@ -670,18 +654,17 @@ void Builder::ForEachMessage(const Rank& rank, const RankSchedule& schedule,
   };
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
-    const Operation& operation = schedule.operations()[number];
+    const Operation& operation = rank.schedule.operations()[number];
     each(number,
-         MessageTask(rank, work, part, operation,
-                     SizeBytes(rank, schedule, number),
-                     schedule.parts()[number].message, ordinal_of(operation)));
+         MessageTask(rank, work, part, operation, SizeBytes(rank, number),
+                     rank.schedule.parts()[number].message,
+                     ordinal_of(operation)));
   }
 }
 
 // What is sent of an operation.
-uint64_t Builder::SizeBytes(const Rank& rank, const RankSchedule& schedule,
-                            size_t operation) const {
-  const uint64_t size_bytes = schedule.operations()[operation].size_bytes;
+uint64_t Builder::SizeBytes(const Rank& rank, size_t operation) const {
+  const uint64_t size_bytes = rank.schedule.operations()[operation].size_bytes;
   if (!rank.pulled_bytes.empty()) {
     return size_bytes - rank.pulled_bytes[operation];
   }
@@ -748,8 +731,8 @@ uint32_t Builder::MessageTask(const Rank& rank, const RoundWork& work,
 }
 
 // Of packing or unpacking, or of encoding or applying what is coded.
-double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
-                            const RoundWork& work, fb::MessageKind kind) const {
+double Builder::CopySeconds(const Rank& rank, const RoundWork& work,
+                            fb::MessageKind kind) const {
   const MessageVector& messages =
       plan_.messages().Of(static_cast<uint32_t>(rank.number));
   double bytes = 0;
@@ -757,8 +740,8 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
   RepeatedSends sends;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
-    const Operation& operation = schedule.operations()[number];
-    if (sends.Repeats(*messages.Get(schedule.parts()[number].message)) ||
+    const Operation& operation = rank.schedule.operations()[number];
+    if (sends.Repeats(*messages.Get(rank.schedule.parts()[number].message)) ||
         operation.kind != kind) {
       continue;
     }
@@ -766,7 +749,7 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
       coded_bytes += static_cast<double>(operation.size_bytes);
       continue;
     }
-    const uint32_t message = schedule.parts()[number].message;
+    const uint32_t message = rank.schedule.parts()[number].message;
     const auto copies = CopiesOf(body_, messages.Get(message)->copies());
     // What is dealt out stays in staging.
     if (copies.empty()) continue;
@@ -780,33 +763,33 @@ double Builder::CopySeconds(const Rank& rank, const RankSchedule& schedule,
              (kind == fb::MessageKind::kSend ? costs_.encode : costs_.apply);
 }
 
-double Builder::StartSeconds(const RankSchedule& schedule,
-                             const RoundWork& work, fb::Route route) const {
+double Builder::StartSeconds(const Rank& rank, const RoundWork& work,
+                             fb::Route route) const {
   if (route == fb::Route::kNetwork) return options_.network_round_seconds;
   int64_t sends = 0;
   int64_t receives = 0;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
-    if (schedule.RouteOf(number) != route) continue;
-    ++(schedule.operations()[number].kind == fb::MessageKind::kSend ? sends
-                                                                    : receives);
+    if (rank.schedule.RouteOf(number) != route) continue;
+    ++(rank.schedule.operations()[number].kind == fb::MessageKind::kSend
+           ? sends
+           : receives);
   }
   const auto messages = static_cast<double>(std::max(sends, receives));
   if (work.route == fb::Route::kNetwork) {
     return options_.dealt_message_seconds * messages;
   }
   const double message_seconds =
-      !schedule.quantizes().empty() ? options_.quantized_message_seconds
-      : schedule.RelaysInStages()   ? options_.dealt_message_seconds
-                                    : options_.peer_message_seconds;
+      !rank.schedule.quantizes().empty() ? options_.quantized_message_seconds
+      : rank.schedule.RelaysInStages()   ? options_.dealt_message_seconds
+                                         : options_.peer_message_seconds;
   return options_.peer_round_seconds + messages * message_seconds;
 }
 
-uint32_t Builder::AddExchange(Rank& rank, const RankSchedule& schedule,
-                              const RoundWork& round, uint32_t part,
+uint32_t Builder::AddExchange(Rank& rank, const RoundWork& round, uint32_t part,
                               const Tasks& before) {
   const auto add_start = [&](TaskKind kind, fb::Route route) {
-    return Add(rank, kind, round.index, StartSeconds(schedule, round, route),
+    return Add(rank, kind, round.index, StartSeconds(rank, round, route),
                before);
   };
   const uint32_t start = add_start(TaskKind::kStart, round.route);
@@ -814,25 +797,25 @@ uint32_t Builder::AddExchange(Rank& rank, const RankSchedule& schedule,
   uint32_t dealt = kNone;
   if (round.route == fb::Route::kNetwork) {
     for (uint32_t i = 0; i < round.operations_count && dealt == kNone; ++i) {
-      if (schedule.RouteOf(round.operations_begin + i) == fb::Route::kPeer) {
+      if (rank.schedule.RouteOf(round.operations_begin + i) ==
+          fb::Route::kPeer) {
         dealt = add_start(TaskKind::kDealtStart, fb::Route::kPeer);
       }
     }
   }
   const uint32_t exchanged =
       Add(rank, TaskKind::kPoint, round.index, 0, {start, dealt});
-  ForEachMessage(
-      rank, schedule, round, part, [&](uint32_t operation, uint32_t message) {
-        const Operation& of = schedule.operations()[operation];
-        if (IsBroadcast(of)) {
-          AddBroadcast(rank, round, of, start, message, exchanged);
-          return;
-        }
-        const bool is_dealt =
-            dealt != kNone && schedule.RouteOf(operation) == fb::Route::kPeer;
-        AddWait(is_dealt ? dealt : start, message);
-        AddWait(message, exchanged);
-      });
+  ForEachMessage(rank, round, part, [&](uint32_t operation, uint32_t message) {
+    const Operation& of = rank.schedule.operations()[operation];
+    if (IsBroadcast(of)) {
+      AddBroadcast(rank, round, of, start, message, exchanged);
+      return;
+    }
+    const bool is_dealt =
+        dealt != kNone && rank.schedule.RouteOf(operation) == fb::Route::kPeer;
+    AddWait(is_dealt ? dealt : start, message);
+    AddWait(message, exchanged);
+  });
   return exchanged;
 }
 
@@ -881,16 +864,16 @@ void Builder::AddBroadcast(const Rank& rank, const RoundWork& round,
 }
 
 // Of quantization that the round's copies do, beside their bytes on links.
-double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
-                             const RoundWork& work) const {
+double Builder::FusedSeconds(const Rank& rank, const RoundWork& work) const {
   if (rank.fused_slots.empty()) return 0;
   const MessageVector& messages =
       plan_.messages().Of(static_cast<uint32_t>(rank.number));
   double elements = 0;
   for (uint32_t i = 0; i < work.operations_count; ++i) {
     const uint32_t number = work.operations_begin + i;
-    if (schedule.operations()[number].kind != fb::MessageKind::kSend) continue;
-    const uint32_t message = schedule.parts()[number].message;
+    if (rank.schedule.operations()[number].kind != fb::MessageKind::kSend)
+      continue;
+    const uint32_t message = rank.schedule.parts()[number].message;
     for (const fb::Copy& copy :
          CopiesOf(body_, messages.Get(message)->copies())) {
       if (!rank.fused_slots.contains(copy.buffer_slot())) continue;
@@ -900,21 +883,20 @@ double Builder::FusedSeconds(const Rank& rank, const RankSchedule& schedule,
   return elements / options_.fused_elements_per_second;
 }
 
-uint32_t Builder::AddMove(Rank& rank, const RankSchedule& schedule,
-                          const RoundWork& round, const DirectPairs& peers,
-                          const Tasks& before) {
+uint32_t Builder::AddMove(Rank& rank, const RoundWork& round,
+                          const DirectPairs& peers, const Tasks& before) {
   const uint32_t start = rank.start =
       Add(rank, TaskKind::kStart, round.index, options_.direct_round_seconds,
           before);
   const uint32_t moved = Add(rank, TaskKind::kPoint, round.index, 0, {start});
-  ForEachMessage(rank, schedule, round, /*part=*/0,
-                 [&](uint32_t number, uint32_t message) {
-                   const Operation& operation = schedule.operations()[number];
-                   if (!peers.Moves(operation.kind, operation.peer)) return;
-                   AddWait(start, message);
-                   AddWait(message, moved);
-                 });
-  if (const double seconds = FusedSeconds(rank, schedule, round); seconds > 0) {
+  ForEachMessage(
+      rank, round, /*part=*/0, [&](uint32_t number, uint32_t message) {
+        const Operation& operation = rank.schedule.operations()[number];
+        if (!peers.Moves(operation.kind, operation.peer)) return;
+        AddWait(start, message);
+        AddWait(message, moved);
+      });
+  if (const double seconds = FusedSeconds(rank, round); seconds > 0) {
     AddWait(Add(rank, TaskKind::kQuantize, round.index, seconds, {start}),
             moved);
   }
@@ -923,17 +905,15 @@ uint32_t Builder::AddMove(Rank& rank, const RankSchedule& schedule,
 
 // Messages of a direct round in which the rank moves nothing. What is read
 // behind the rounds may leave an empty one, which nobody moves.
-void Builder::AddUnmoved(Rank& rank, const RankSchedule& schedule,
-                         const RoundWork& round, uint32_t begin) {
-  ForEachMessage(rank, schedule, round, /*part=*/0,
-                 [&](uint32_t number, uint32_t message) {
-                   const Operation& operation = schedule.operations()[number];
-                   if (!rank.pulls.empty() &&
-                       operation.kind == fb::MessageKind::kSend &&
-                       rank.pulled_bytes[number] == operation.size_bytes) {
-                     AddWait(begin, message);
-                   }
-                 });
+void Builder::AddUnmoved(Rank& rank, const RoundWork& round, uint32_t begin) {
+  ForEachMessage(
+      rank, round, /*part=*/0, [&](uint32_t number, uint32_t message) {
+        const Operation& operation = rank.schedule.operations()[number];
+        if (!rank.pulls.empty() && operation.kind == fb::MessageKind::kSend &&
+            rank.pulled_bytes[number] == operation.size_bytes) {
+          AddWait(begin, message);
+        }
+      });
 }
 
 // UCX asks a sender for its message over the connection on which it sends its
