@@ -13,6 +13,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace refit {
 
 // Exit status of every tool.
@@ -62,6 +64,9 @@ ParsedArgs ParseArgs(const ToolInfo& tool, int argc, char** argv);
 
 // Reports "TOOL: error: message" on stderr; returns kExitError.
 int Fail(const ToolInfo& tool, std::string_view message);
+inline int Fail(const ToolInfo& tool, const absl::Status& status) {
+  return Fail(tool, std::string(status.message()));
+}
 
 // Runs `body`, a tool's main function. A signal that ends the process removes
 // its partial files (files/partial_files.h). What `body` or one of its threads

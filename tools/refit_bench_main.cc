@@ -51,8 +51,7 @@ std::string CompileRow(const refit::CompileMeasurement& row) {
 int Show(const refit::ToolInfo& tool, const std::string& text,
          int status = refit::kExitSuccess) {
   const absl::Status written = refit::WriteStdout(text);
-  return written.ok() ? status
-                      : refit::Fail(tool, std::string(written.message()));
+  return written.ok() ? status : refit::Fail(tool, written);
 }
 
 int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
@@ -77,8 +76,7 @@ int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
     if (shown != refit::kExitSuccess) return shown;
     const absl::StatusOr<refit::CompileMeasurement> row =
         refit::MeasureCompile(grown, static_cast<int>(iterations));
-    if (!row.ok())
-      return refit::Fail(tool, std::string(row.status().message()));
+    if (!row.ok()) return refit::Fail(tool, row.status());
     shown = Show(tool, CompileRow(*row));
     rows.push_back(*row);
   }
@@ -93,12 +91,11 @@ int BenchCompile(const refit::ToolInfo& tool, const std::string& path,
 int BenchRun(const refit::ToolInfo& tool, const std::string& path,
              bool processes, bool json, int64_t iterations) {
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
-  if (!plan.ok())
-    return refit::Fail(tool, std::string(plan.status().message()));
+  if (!plan.ok()) return refit::Fail(tool, plan.status());
   const absl::StatusOr<refit::RunMeasurement> run =
       processes ? refit::MeasureProcesses(*plan, iterations)
                 : refit::MeasureRun(*plan, iterations);
-  if (!run.ok()) return refit::Fail(tool, std::string(run.status().message()));
+  if (!run.ok()) return refit::Fail(tool, run.status());
   const double refit_seconds = refit::Median(run->refit_seconds);
   const double memcpy_seconds = refit::Median(run->memcpy_seconds);
   if (json) {
@@ -141,13 +138,11 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
                   const std::vector<std::string>& against,
                   refit::TransferOptions options) {
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
-  if (!plan.ok())
-    return refit::Fail(tool, std::string(plan.status().message()));
+  if (!plan.ok()) return refit::Fail(tool, plan.status());
   if (!against.empty()) {
     absl::StatusOr<refit::OtherMethods> others =
         refit::FindOtherMethods(*plan, against, one_rank);
-    if (!others.ok())
-      return refit::Fail(tool, std::string(others.status().message()));
+    if (!others.ok()) return refit::Fail(tool, others.status());
     options.others = std::make_shared<refit::OtherMethods>(*std::move(others));
   }
   // Rows are shown as they come, so that an end halfway shows what came before.
@@ -182,8 +177,7 @@ int BenchTransfer(const refit::ToolInfo& tool, const std::string& path,
         *local % std::max(1, refit::CudaDeviceCount()), options);
   };
   const absl::StatusOr<refit::TransferMeasurement> measured = measure();
-  if (!measured.ok())
-    return refit::Fail(tool, std::string(measured.status().message()));
+  if (!measured.ok()) return refit::Fail(tool, measured.status());
   if (shown != refit::kExitSuccess) return shown;
   const int status =
       measured->all_right() ? refit::kExitSuccess : refit::kExitNo;
@@ -246,7 +240,7 @@ int BenchLinks(const refit::ToolInfo& tool, const std::string& wire,
   };
   const absl::StatusOr<refit::LinkTable> table = measure();
   if (!table.ok()) {
-    const int status = refit::Fail(tool, std::string(table.status().message()));
+    const int status = refit::Fail(tool, table.status());
     return absl::IsDataLoss(table.status()) ? refit::kExitNo : status;
   }
   if (rank != 0) return refit::kExitSuccess;

@@ -31,9 +31,9 @@ static int Main(int argc, char** argv) {
     return refit::Fail(tool, "only one of the plans can be standard input");
   }
   absl::StatusOr<refit::PlanFile> a = refit::OpenPlan(args.positional[0]);
-  if (!a.ok()) return refit::Fail(tool, std::string(a.status().message()));
+  if (!a.ok()) return refit::Fail(tool, a.status());
   absl::StatusOr<refit::PlanFile> b = refit::OpenPlan(args.positional[1]);
-  if (!b.ok()) return refit::Fail(tool, std::string(b.status().message()));
+  if (!b.ok()) return refit::Fail(tool, b.status());
 
   const refit::PlanDifference difference = refit::ComparePlans(*a, *b);
   std::string text;
@@ -43,7 +43,7 @@ static int Main(int argc, char** argv) {
     text = refit::DifferenceText(difference);
   }
   if (absl::Status status = refit::WriteStdout(text); !status.ok()) {
-    return refit::Fail(tool, std::string(status.message()));
+    return refit::Fail(tool, status);
   }
   return difference.same() ? refit::kExitSuccess : refit::kExitNo;
 }

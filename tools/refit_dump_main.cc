@@ -47,8 +47,7 @@ static int Main(int argc, char** argv) {
     return refit::Fail(tool, "--stats goes with --json alone");
   }
   absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
-  if (!plan.ok())
-    return refit::Fail(tool, std::string(plan.status().message()));
+  if (!plan.ok()) return refit::Fail(tool, plan.status());
 
   refit::TextOptions options = {.rank = std::nullopt,
                                 .tensor_glob = tensor_glob};
@@ -74,7 +73,7 @@ static int Main(int argc, char** argv) {
                 : refit::PlanText(*plan, options);
   }
   if (absl::Status status = refit::WriteStdout(text); !status.ok()) {
-    return refit::Fail(tool, std::string(status.message()));
+    return refit::Fail(tool, status);
   }
   return refit::kExitSuccess;
 }

@@ -79,10 +79,10 @@ int Main(int argc, char** argv) {
   if (ranks == 0) return refit::Fail(tool, "--ranks is missing");
   const absl::StatusOr<refit::UniqueId> id =
       refit::HostMeeting(static_cast<int32_t>(ranks), host);
-  if (!id.ok()) return refit::Fail(tool, std::string(id.status().message()));
+  if (!id.ok()) return refit::Fail(tool, id.status());
   const absl::Status written = refit::WriteStdout(absl::StrCat(
       absl::BytesToHexString({id->bytes.data(), id->bytes.size()}), "\n"));
-  if (!written.ok()) return refit::Fail(tool, std::string(written.message()));
+  if (!written.ok()) return refit::Fail(tool, written);
   return Serve(*id, ranks, timeout_seconds);
 }
 

@@ -105,11 +105,8 @@ std::string NameOf(const std::string& path) {
 
 int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
            refit::simulator::Options options, const std::string& path) {
-  const auto fail = [&](const absl::Status& status) {
-    return refit::Fail(tool, std::string(status.message()));
-  };
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
-  if (!plan.ok()) return fail(plan.status());
+  if (!plan.ok()) return refit::Fail(tool, plan.status());
 
   options.record_rates = true;
   options.folds_equal_ranks = true;
@@ -135,7 +132,7 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
   if (!arguments.against.empty()) {
     const absl::StatusOr<refit::PlanFile> other =
         refit::OpenPlan(arguments.against);
-    if (!other.ok()) return fail(other.status());
+    if (!other.ok()) return refit::Fail(tool, other.status());
     against = {.path = arguments.against,
                .digest = refit::DigestText(*other->plan().body_digest()),
                .difference = refit::ComparePlans(*other, *plan)};
@@ -174,7 +171,8 @@ int Report(const refit::ToolInfo& tool, const ReportArguments& arguments,
                            reinterpret_cast<const uint8_t*>(page.data()),
                            page.size()));
   }
-  return status.ok() ? static_cast<int>(refit::kExitSuccess) : fail(status);
+  return status.ok() ? static_cast<int>(refit::kExitSuccess)
+                     : refit::Fail(tool, status);
 }
 
 }  // namespace

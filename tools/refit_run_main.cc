@@ -441,9 +441,7 @@ static int Main(int argc, char** argv) {
     absl::FPrintF(stderr, "refit-run: %s\n", result.status().message());
     return refit::kExitNo;
   }
-  if (!result.ok()) {
-    return refit::Fail(tool, std::string(result.status().message()));
-  }
+  if (!result.ok()) return refit::Fail(tool, result.status());
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
   }
@@ -452,9 +450,7 @@ static int Main(int argc, char** argv) {
     const absl::Status written = refit::WriteFileAtomically(
         trace, absl::MakeConstSpan(
                    reinterpret_cast<const uint8_t*>(text.data()), text.size()));
-    if (!written.ok()) {
-      return refit::Fail(tool, std::string(written.message()));
-    }
+    if (!written.ok()) return refit::Fail(tool, written);
   }
   // Without a check there is nothing to report unless asked; of many processes
   // one reports.
@@ -463,7 +459,7 @@ static int Main(int argc, char** argv) {
                                     ? SummaryJson(*plan, *result, check, delta)
                                     : SummaryText(*plan, *result, check, delta);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {
-      return refit::Fail(tool, std::string(written.message()));
+      return refit::Fail(tool, written);
     }
   }
   return result->check.wrong_elements == 0 ? refit::kExitSuccess

@@ -264,12 +264,9 @@ static int Main(int argc, char** argv) {
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }
-  const auto fail = [&](const absl::Status& status) {
-    return refit::Fail(tool, std::string(status.message()));
-  };
   const std::string& path = args.positional[0];
   const absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(path);
-  if (!plan.ok()) return fail(plan.status());
+  if (!plan.ok()) return refit::Fail(tool, plan.status());
   refit::simulator::UseSpeedsOf(*plan, options);
   if (!arguments.job.empty() &&
       !refit::ReadPlansJob(tool, arguments.job, *plan, options)) {
@@ -291,13 +288,13 @@ static int Main(int argc, char** argv) {
       refit::simulator::WriteTrace(*plan, *simulation, sink);
     });
   }
-  if (!status.ok()) return fail(status);
+  if (!status.ok()) return refit::Fail(tool, status);
   if (arguments.trace == "-") return refit::kExitSuccess;
   status = refit::WriteStdout(
       arguments.json ? refit::simulator::SimulationJson(*plan, *simulation)
                      : refit::simulator::SimulationText(*plan, *simulation,
                                                         arguments.rounds));
-  return status.ok() ? refit::kExitSuccess : fail(status);
+  return status.ok() ? refit::kExitSuccess : refit::Fail(tool, status);
 }
 
 int main(int argc, char** argv) {

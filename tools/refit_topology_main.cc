@@ -72,11 +72,9 @@ static int Main(int argc, char** argv) {
   }
   const absl::StatusOr<refit::ProbedHost> host =
       refit::ProbeHost(sys, std::move(facts), *bridges);
-  if (!host.ok())
-    return refit::Fail(tool, std::string(host.status().message()));
+  if (!host.ok()) return refit::Fail(tool, host.status());
   const absl::Status status = refit::WriteStdout(refit::TopologyJson(*host));
-  return status.ok() ? refit::kExitSuccess
-                     : refit::Fail(tool, std::string(status.message()));
+  return status.ok() ? refit::kExitSuccess : refit::Fail(tool, status);
 }
 
 int main(int argc, char** argv) {

@@ -41,9 +41,7 @@ int CompareWithJob(const refit::ToolInfo& tool, const std::string& plan_path,
     std::cerr << diagnostics.Render();
     return refit::kExitError;
   }
-  if (!difference.ok()) {
-    return refit::Fail(tool, std::string(difference.status().message()));
-  }
+  if (!difference.ok()) return refit::Fail(tool, difference.status());
   if (difference->empty()) return refit::kExitSuccess;
   return Invalid(absl::StrFormat("%s: error: not the plan of %s; %s", plan_path,
                                  job_path, *difference));
@@ -106,8 +104,7 @@ static int Main(int argc, char** argv) {
       "them under declared skips)\n",
       shown, proof.messages, proof.moved_bytes, proof.destination_elements,
       proof.skipped_elements));
-  return written.ok() ? refit::kExitSuccess
-                      : refit::Fail(tool, std::string(written.message()));
+  return written.ok() ? refit::kExitSuccess : refit::Fail(tool, written);
 }
 
 int main(int argc, char** argv) {

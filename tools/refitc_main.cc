@@ -85,8 +85,7 @@ int ListPasses(const refit::ToolInfo& tool) {
          << "\n";
   }
   const absl::Status written = refit::WriteStdout(text.str());
-  return written.ok() ? refit::kExitSuccess
-                      : refit::Fail(tool, std::string(written.message()));
+  return written.ok() ? refit::kExitSuccess : refit::Fail(tool, written);
 }
 
 // Reports what is wrong with the arguments; "" when nothing is.
@@ -246,17 +245,14 @@ static int Main(int argc, char** argv) {
   // Also of a job that turned out to be wrong.
   if (const absl::Status shown = Show(passes.str(), stdout_taken);
       !shown.ok()) {
-    return refit::Fail(tool, std::string(shown.message()));
+    return refit::Fail(tool, shown);
   }
   std::cerr << diagnostics.Render();
   if (!diagnostics.ok()) return refit::kExitError;
-  if (!bytes.ok()) {
-    return refit::Fail(tool, std::string(bytes.status().message()));
-  }
+  if (!bytes.ok()) return refit::Fail(tool, bytes.status());
   const absl::Status status =
       WritePlan(arguments, *std::move(bytes), stdout_taken);
-  return status.ok() ? refit::kExitSuccess
-                     : refit::Fail(tool, std::string(status.message()));
+  return status.ok() ? refit::kExitSuccess : refit::Fail(tool, status);
 }
 
 int main(int argc, char** argv) {
