@@ -76,6 +76,8 @@ make_prefix() {
   apt-get "${apt[@]}" update
   (cd "$sources" && apt-get "${apt[@]}" source "abseil=$(dpkg-query -W -f='${source:Version}' libabsl-dev)" \
     "libsodium=$(dpkg-query -W -f='${source:Version}' libsodium-dev)") >/dev/null
+  # zig's linker knows none of the options by which Debian's Abseil links libatomic, and x86-64 needs nothing of this.
+  sed -i '/"-latomic"/d' "$sources"/abseil-*/absl/copts/AbseilConfigureCopts.cmake
 
   cmake -G Ninja -S "$sources"/abseil-*/ -B "$work/abseil" -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER="$work/bin/cc" \
     -DCMAKE_CXX_COMPILER="$work/bin/c++" -DCMAKE_AR="$work/bin/ar" -DCMAKE_RANLIB="$work/bin/ranlib" -DCMAKE_CXX_STANDARD=17 \
