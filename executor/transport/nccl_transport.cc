@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -34,44 +35,74 @@ constexpr std::chrono::milliseconds kStopPause(5);
 
 Deadline Now() { return std::chrono::steady_clock::now(); }
 
-// An abort of a communicator, in a thread of its own. One that does not return
-// keeps the thread and the communicator, and nobody else.
-class OwnAbort {
+// A thread that aborts a communicator when it is told to. Made while nothing
+// has failed: who aborts may be unable to make threads. An abort that does not
+// return keeps the thread and the communicator, and nobody else.
+class AbortThread {
  public:
-  OwnAbort(std::shared_ptr<NcclCommunicator> communicator, Device& device)
-      : communicator_(communicator.get()) {
-    const auto abort = [state = state_, of = std::move(communicator), &device] {
-      (void)device.MakeThreadOwn();
-      of->Abort();
-      const std::lock_guard lock(state->mutex);
-      state->is_over = true;
-      state->changed.notify_all();
-    };
-    std::thread thread;
-    if (StartThread(thread, "a thread for an abort of NCCL", abort).ok()) {
-      thread.detach();
+  static absl::StatusOr<std::unique_ptr<AbortThread>> Start(Device& device) {
+    auto made = std::make_unique<AbortThread>();
+    absl::Status status =
+        StartThread(made->thread_, "a thread for NCCL's aborts",
+                    [state = made->state_, &device] { state->Loop(device); });
+    if (!status.ok()) return status;
+    return made;
+  }
+  ~AbortThread() {
+    if (!thread_.joinable()) return;
+    state_->Set([this] { state_->is_closing = true; });
+    if (Await(Now())) {
+      thread_.join();
     } else {
-      abort();
+      thread_.detach();
     }
   }
 
-  const NcclCommunicator* communicator() const { return communicator_; }
-  // Whether it is over; false: not before the deadline.
-  bool Await(Deadline deadline) const {
+  void Begin(std::shared_ptr<NcclCommunicator> communicator) {
+    state_->Set([&] { state_->communicator = std::move(communicator); });
+  }
+  // Returns when what was begun is over; false: not before the deadline.
+  bool Await(Deadline deadline) {
     std::unique_lock lock(state_->mutex);
-    return state_->changed.wait_until(lock, deadline,
-                                      [this] { return state_->is_over; });
+    return state_->changed.wait_until(
+        lock, deadline, [this] { return state_->communicator == nullptr; });
   }
 
  private:
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    bool is_over = false;
+    bool is_closing = false;
+    std::shared_ptr<NcclCommunicator> communicator;  // to abort
+
+    template <typename Change>
+    void Set(Change change) {
+      {
+        std::lock_guard lock(mutex);
+        change();
+      }
+      changed.notify_all();
+    }
+    void Loop(Device& device) {
+      std::unique_lock lock(mutex);
+      while (true) {
+        changed.wait(lock,
+                     [&] { return is_closing || communicator != nullptr; });
+        if (communicator == nullptr) return;
+        // `Begin` may name another one, or the same again, meanwhile.
+        const std::shared_ptr<NcclCommunicator> aborted = communicator;
+        lock.unlock();
+        (void)device.MakeThreadOwn();
+        aborted->Abort();
+        lock.lock();
+        if (communicator == aborted) communicator = nullptr;
+        changed.notify_all();
+      }
+    }
   };
 
-  const NcclCommunicator* communicator_;
-  std::shared_ptr<State> state_ = std::make_shared<State>();
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::thread thread_;
 };
 
 }  // namespace
@@ -155,6 +186,7 @@ class NcclTransport : public SupervisedTransport, private Fence {
 
   Device& device() { return *options_.device; }
   absl::Status MakeTools();
+  absl::Status MakeAbortThreads(absl::Span<const Edge> edges);
   absl::Status EndLinks(NcclLinks& links, Deadline deadline);
   std::string AbortHangs() const;
   absl::Status MakeLinks(absl::Span<const Edge> edges, Deadline deadline);
@@ -189,7 +221,7 @@ class NcclTransport : public SupervisedTransport, private Fence {
   // while a refit is under way, by the supervisor's.
   NcclLinks links_;
   bool has_tools_ = false;
-  std::vector<OwnAbort> aborts_;  // that were not seen to be over
+  std::vector<std::unique_ptr<AbortThread>> aborts_;  // one a communicator
   std::unique_ptr<DeviceEvent> ended_;
   // What is broadcast in a round goes beside what else goes in it.
   std::unique_ptr<DeviceStream> broadcast_stream_;
@@ -319,28 +351,23 @@ std::string NcclTransport::AbortHangs() const {
 }
 
 bool NcclTransport::AwaitAborts(Deadline deadline) {
-  std::erase_if(aborts_,
-                [&](const OwnAbort& abort) { return abort.Await(deadline); });
-  return aborts_.empty();
+  bool are_over = true;
+  for (const std::unique_ptr<AbortThread>& abort : aborts_) {
+    are_over &= abort->Await(deadline);
+  }
+  return are_over;
 }
 
 // Whether there was anything to abort.
 bool NcclTransport::BeginAborts(const NcclLinks& links) {
-  bool begins = false;
+  size_t next = 0;
   const auto begin = [&](const std::shared_ptr<NcclCommunicator>& of) {
-    if (of == nullptr) return;
-    begins = true;
-    // It may go on from before.
-    if (std::none_of(aborts_.begin(), aborts_.end(), [&](const OwnAbort& a) {
-          return a.communicator() == of.get();
-        })) {
-      aborts_.emplace_back(of, device());
-    }
+    if (of != nullptr) aborts_[next++]->Begin(of);
   };
   begin(links.domain);
   begin(links.world);
   for (const auto& [root, communicator] : links.broadcasts) begin(communicator);
-  return begins;
+  return next > 0;
 }
 
 absl::Status NcclTransport::AsyncError() {
@@ -401,9 +428,28 @@ absl::Status NcclTransport::MakeTools() {
   return status;
 }
 
+// For the domain, the world and each rank that broadcasts to this one, or is
+// it.
+absl::Status NcclTransport::MakeAbortThreads(absl::Span<const Edge> edges) {
+  std::set<int32_t> roots;
+  for (const Edge& edge : edges) {
+    if (!edge.broadcasts) continue;
+    roots.insert(edge.kind == fb::MessageKind::kSend ? rank() : edge.peer);
+  }
+  while (aborts_.size() < 2 + roots.size()) {
+    absl::StatusOr<std::unique_ptr<AbortThread>> made =
+        AbortThread::Start(device());
+    if (!made.ok()) return made.status();
+    aborts_.push_back(*std::move(made));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status NcclTransport::MakeLinks(absl::Span<const Edge> edges,
                                       Deadline deadline) {
-  if (const absl::Status made = MakeTools(); !made.ok()) {
+  absl::Status made = MakeTools();
+  if (made.ok()) made = MakeAbortThreads(edges);
+  if (!made.ok()) {
     control().Abort(made);
     return made;
   }
@@ -454,6 +500,7 @@ absl::Status NcclTransport::Connect(const HandshakeRecord& record,
 
 // An abort waits for graphs of the caller's that hold a refit.
 absl::Status NcclTransport::EndLinks(NcclLinks& links, Deadline deadline) {
+  if (!has_tools_) return absl::OkStatus();
   BeginAborts(links);
   if (!AwaitAborts(deadline)) {
     return absl::DeadlineExceededError(
