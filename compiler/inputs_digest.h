@@ -10,8 +10,8 @@
 namespace refit {
 
 // Every member of a job and its model that a plan may depend on: no paths,
-// places or comments. Equal texts compile to equal plans. Different texts may do
-// so too: a default that the job writes out is another text.
+// places or comments. Equal texts compile to equal plans. Different texts may
+// do so too: a default that the job writes out is another text.
 std::string CanonicalInputs(const Job& job, const Model& model);
 
 fb::Digest InputsDigest(const Job& job, const Model& model);

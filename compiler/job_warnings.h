@@ -14,8 +14,8 @@ namespace refit {
 // backends.
 void WarnOfJob(const Job& job, const Model& model, Diagnostics& diagnostics);
 
-// Of options without effect, of what deltas cannot leave out, and of buckets far
-// from what is fast. `module` has its messages.
+// Of options without effect, of what deltas cannot leave out, and of buckets
+// far from what is fast. `module` has its messages.
 void WarnOfMessages(const Job& job, const Module& module,
                     Diagnostics& diagnostics);
 

@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   if (cudaStreamCreate(&stream) != cudaSuccess) return 1;
   Check(refit_plan_visit_tensors(plan, options.rank, AddTensor, &model));
   Check(refit_executor_connect(executor, 0));
-  Check(refit_executor_bind(executor, model.tensors, model.count, &bind));
+  Check(refit_executor_bind_with(executor, model.tensors, model.count, &bind));
 
   for (int refit = 0; refit < kRefits; ++refit) {
     /* A trainer makes its step here, and an engine generates. Then: */

@@ -52,7 +52,7 @@ static void* Work(void* argument) {
   refit_run_options run = {sizeof(run), 30000, NULL, 0};
   Check(refit_executor_connect(worker->executor, 0));
   Check(
-      refit_executor_bind(worker->executor, worker->tensors, worker->count, NULL));
+      refit_executor_bind(worker->executor, worker->tensors, worker->count, 0));
   for (int refit = 0; refit < kRefits; ++refit) {
     /* A trainer makes its step here, and an engine generates. Then: */
     Check(refit_executor_run(worker->executor, NULL, &run));

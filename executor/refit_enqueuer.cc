@@ -180,11 +180,17 @@ bool RefitEnqueuer::Times(const Step& step,
     case Kind::kJoin:
     case Kind::kKeep:
       return has_deltas_;
-    default:  // of a direct round
+    case Kind::kGrant:
+    case Kind::kAwaitGrants:
+    case Kind::kMove:
+    case Kind::kProgress:
+    case Kind::kFinish:
+    case Kind::kAwaitFinishes:
       return (has_deltas_ && step.kind == Kind::kMove) ||
              (times_rounds_ && step.round != kNoRound &&
               ends[step.round].is_timed);
   }
+  return false;
 }
 
 absl::Status RefitEnqueuer::ReserveFor(const RefitSteps& list) {

@@ -444,7 +444,7 @@ struct Limits {
   // Where the ways of leaves are narrow, they may do so in one chain, however
   // many they are.
   bool long_chains = true;
-  bool joins_hosts = true;  // NVLink domains may be sites (Module::SiteOf)
+  bool joins_hosts = true;      // NVLink domains may be sites (Module::SiteOf)
   bool relays_directly = true;  // and store it into each other's tensors
   // A source sends a host all that it wants by way of few ranks (route-flows).
   bool by_rails = false;

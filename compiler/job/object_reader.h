@@ -22,8 +22,8 @@ struct IntegerRange {
   int64_t max = std::numeric_limits<int64_t>::max();
 };
 // Of extents and of what makes them: products of two stay within int64_t.
-inline constexpr IntegerRange kExtentRange = {
-    .min = 1, .max = (int64_t{1} << 31) - 1};
+inline constexpr IntegerRange kExtentRange = {.min = 1,
+                                              .max = (int64_t{1} << 31) - 1};
 
 // Types of single values. Each reports a value of another type, or out of
 // range, as "`what` is FOUND; wanted WANTED", and returns nothing then.

@@ -16,12 +16,8 @@ class Tensor(ctypes.Structure):
 
 class ExecutorOptions(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), *[(name, ctypes.c_void_p) for name in ("plan", "device", "rendezvous", "fabric")],
-                *[(name, ctypes.c_int32) for name in ("rank", "without_graph", "without_memory_watch", "transport")]]
-
-
-class BindOptions(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("timeout_ms", ctypes.c_int64), ("hooks", ctypes.c_void_p),
-                ("hook_count", ctypes.c_size_t), ("changes", ctypes.c_void_p), ("changes_count", ctypes.c_size_t)]
+                *[(name, ctypes.c_int32) for name in ("rank", "reserved", "without_graph", "time_rounds", "without_memory_watch",
+                                                      "transport")]]
 
 
 class RunOptions(ctypes.Structure):
@@ -51,8 +47,7 @@ class Source:
         self._call("refit_executor_create", ctypes.byref(options), ctypes.byref(self._executor))
         self._call("refit_executor_connect", self._executor, ctypes.c_int64(self._timeout_ms))
         tensors = (Tensor * len(self._tensors))(*self._tensors)
-        options = BindOptions(ctypes.sizeof(BindOptions), self._timeout_ms)
-        self._call("refit_executor_bind", self._executor, tensors, ctypes.c_size_t(len(tensors)), ctypes.byref(options))
+        self._call("refit_executor_bind", self._executor, tensors, ctypes.c_size_t(len(tensors)), ctypes.c_int64(self._timeout_ms))
 
     def _add(self, pointer, _):
         given = pointer.contents  # its strings are the visitor's, so they are copied

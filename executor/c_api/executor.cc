@@ -39,6 +39,8 @@ absl::Status CreateExecutor(const refit_executor_options& options,
                             refit_executor*& executor) {
   absl::Status status =
       CheckNotNull({{"plan", options.plan}, {"device", options.device}});
+  status.Update(CheckReserved(options.reserved));
+  status.Update(CheckReserved(options.reserved2));
   status.Update(
       CheckFlags({{"without_graph", options.without_graph},
                   {"without_memory_watch", options.without_memory_watch}}));
@@ -367,7 +369,20 @@ refit_status* refit_executor_replace(refit_executor* executor,
 
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
-                                  const refit_bind_options* options) {
+                                  int64_t timeout_ms) {
+  const refit_bind_options options = {.struct_size = sizeof(refit_bind_options),
+                                      .timeout_ms = timeout_ms,
+                                      .hooks = nullptr,
+                                      .hook_count = 0,
+                                      .changes = nullptr,
+                                      .changes_count = 0};
+  return refit_executor_bind_with(executor, tensors, count, &options);
+}
+
+refit_status* refit_executor_bind_with(refit_executor* executor,
+                                       const refit_tensor* tensors,
+                                       size_t count,
+                                       const refit_bind_options* options) {
   return Guarded({{"executor", executor}}, [&]() -> absl::Status {
     refit_bind_options known = {};
     if (options != nullptr) {

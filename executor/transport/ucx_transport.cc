@@ -35,7 +35,8 @@ class UcxTransport : public SupervisedTransport {
                    return absl::OkStatus();
                  },
              .device_failure = [] { return absl::OkStatus(); },
-             .wake = [this] { wake_->Set(); }}),
+             // An abort may come before `wake_` is made.
+             .wake = [signal = wake.get()] { signal->Set(); }}),
         wake_(std::move(wake)) {}
   ~UcxTransport() override { (void)UcxTransport::Leave(); }
 

@@ -170,7 +170,7 @@ static refit_status* BindWithHooks(Rank* rank, const refit_tensor* tensors) {
       {sizeof(hooks[0]), "publish", Publish, rank},
       {sizeof(hooks[0]), "add-one", NULL, NULL}};
   const refit_bind_options options = {sizeof(options), kTimeoutMs, hooks, 2};
-  return refit_executor_bind(rank->executor, tensors, kLayers, &options);
+  return refit_executor_bind_with(rank->executor, tensors, kLayers, &options);
 }
 
 static void* ConnectAndBind(void* argument) {
@@ -370,11 +370,12 @@ static void* ConnectAndBindWithoutHooks(void* argument) {
   OK(refit_executor_connect(rank->executor, kTimeoutMs));
   if (rank->rank == kRanks - 1) {
     INVALID(
-        refit_executor_bind(rank->executor, rank->tensors, kLayers, NULL),
+        refit_executor_bind_with(rank->executor, rank->tensors, kLayers, NULL),
         "not performed: post-hook \"publish\" of \"model.layers.0.weight\"");
   } else {
-    ERROR(refit_executor_bind(rank->executor, rank->tensors, kLayers, NULL),
-          REFIT_ABORTED, "rank 3");
+    ERROR(
+        refit_executor_bind_with(rank->executor, rank->tensors, kLayers, NULL),
+        REFIT_ABORTED, "rank 3");
   }
   return NULL;
 }
@@ -387,19 +388,19 @@ static void TestBindRefusesHooksThatNobodyDoes(void) {
                                               NULL};
   const refit_bind_options options = {sizeof(options), 0, &nameless, 1};
   const refit_bind_options missing = {sizeof(missing), 0, NULL, 1};
-  INVALID(refit_executor_bind(ranks[0].executor, ranks[0].tensors, kLayers,
-                              &options),
+  INVALID(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                   &options),
           "hooks[0]: name is NULL");
-  INVALID(refit_executor_bind(ranks[0].executor, ranks[0].tensors, kLayers,
-                              &missing),
+  INVALID(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                   &missing),
           "hooks is NULL");
   const refit_post_hook_performer uneven[] = {
       {sizeof(uneven[0]), "publish", NULL, NULL},
       {sizeof(uneven[0]) - 8, "add-one", NULL, NULL}};
   const refit_bind_options of_two_sizes = {sizeof(of_two_sizes), 1000, uneven,
                                            2};
-  INVALID(refit_executor_bind(ranks[0].executor, ranks[0].tensors, kLayers,
-                              &of_two_sizes),
+  INVALID(refit_executor_bind_with(ranks[0].executor, ranks[0].tensors, kLayers,
+                                   &of_two_sizes),
           "hooks[1]: struct_size is 24, that of hooks[0] is 32");
   CloseAll(ranks);
 }
@@ -865,7 +866,7 @@ static void TestArgumentErrors(Rank* rank) {
   refit_executor* executor = rank->executor;
   refit_counters counters = {0};
   INVALID(refit_executor_connect(NULL, 0), "executor is NULL");
-  INVALID(refit_executor_bind(NULL, rank->tensors, kLayers, NULL),
+  INVALID(refit_executor_bind_with(NULL, rank->tensors, kLayers, NULL),
           "executor is NULL");
   INVALID(refit_executor_run(NULL, NULL, NULL), "executor is NULL");
   INVALID(refit_executor_wait(NULL), "executor is NULL");
@@ -876,28 +877,28 @@ static void TestArgumentErrors(Rank* rank) {
   INVALID(refit_executor_connect(executor, -1),
           "timeout_ms is -1, it should not be below 0");
   const refit_bind_options never = {sizeof(never), -5};
-  INVALID(refit_executor_bind(executor, rank->tensors, kLayers, &never),
+  INVALID(refit_executor_bind_with(executor, rank->tensors, kLayers, &never),
           "timeout_ms is -5");
-  INVALID(refit_executor_bind(executor, NULL, 1, NULL), "tensors is NULL");
+  INVALID(refit_executor_bind_with(executor, NULL, 1, NULL), "tensors is NULL");
   refit_tensor tensors[kLayers];
   memcpy(tensors, rank->tensors, sizeof(tensors));
   tensors[1].struct_size = 64;
-  INVALID(refit_executor_bind(executor, tensors, kLayers, NULL),
+  INVALID(refit_executor_bind_with(executor, tensors, kLayers, NULL),
           "tensors[1]: struct_size is 64, that of tensors[0] is 56");
   tensors[0].struct_size = 0;
-  INVALID(refit_executor_bind(executor, tensors, kLayers, NULL),
+  INVALID(refit_executor_bind_with(executor, tensors, kLayers, NULL),
           "tensors[0]: struct_size of refit_tensor is 0, it should be "
           "sizeof(refit_tensor), which is 56 in Refit ");
   memcpy(tensors, rank->tensors, sizeof(tensors));
   tensors[1].name = NULL;
-  INVALID(refit_executor_bind(executor, tensors, kLayers, NULL),
+  INVALID(refit_executor_bind_with(executor, tensors, kLayers, NULL),
           "tensors[1]: name is NULL");
   tensors[0].shape = NULL;
-  INVALID(refit_executor_bind(executor, tensors, kLayers, NULL),
+  INVALID(refit_executor_bind_with(executor, tensors, kLayers, NULL),
           "tensors[0]: shape is NULL");
   memcpy(tensors, rank->tensors, sizeof(tensors));
   tensors[0].reserved = 7;
-  INVALID(refit_executor_bind(executor, tensors, kLayers, NULL),
+  INVALID(refit_executor_bind_with(executor, tensors, kLayers, NULL),
           "tensors[0]: reserved is not 0");
   refit_run_options options = {sizeof(options), -1, NULL, 0};
   INVALID(refit_executor_run(executor, NULL, &options), "timeout_ms is -1");
@@ -922,7 +923,7 @@ static void TestStepsOutOfOrder(Rank* rank) {
         REFIT_FAILED_PRECONDITION, "rank 0: Run while loaded");
   ERROR(refit_executor_wait(rank->executor), REFIT_FAILED_PRECONDITION,
         "rank 0: Wait while loaded");
-  ERROR(refit_executor_bind(rank->executor, rank->tensors, kLayers, NULL),
+  ERROR(refit_executor_bind_with(rank->executor, rank->tensors, kLayers, NULL),
         REFIT_FAILED_PRECONDITION, "rank 0: Bind while loaded");
   /* A later caller's options that it leaves at their defaults are no error. */
   LaterRunOptions later = {{sizeof(later), 0, NULL, 0}, 0};
@@ -1044,7 +1045,8 @@ static refit_status* BindWithChanges(Rank* rank, const refit_changes* changes,
                                      size_t count) {
   const refit_bind_options options = {sizeof(options), kTimeoutMs, NULL, 0,
                                       changes,         count};
-  return refit_executor_bind(rank->executor, rank->tensors, kLayers, &options);
+  return refit_executor_bind_with(rank->executor, rank->tensors, kLayers,
+                                  &options);
 }
 
 static void* BindMarked(void* argument) {

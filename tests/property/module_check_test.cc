@@ -12,7 +12,6 @@
 
 #include "compiler/compile.h"
 #include "compiler/passes/passes.h"
-#include "tests/compiler/compile_testing.h"
 
 namespace refit {
 namespace {
@@ -23,10 +22,14 @@ std::map<std::string, Module, std::less<>> ModulesByPass() {
   std::map<std::string, Module, std::less<>> modules;
   const auto file = std::make_shared<SourceFile>();
   file->path = "job.json";
-  file->text = GenericJob(
-      R"({"name": "w", "shape": [4096, 4096], "dtype": "bf16"})",
-      GenericSide(4, "Shard(0)"), GenericSide(4, "Replicate"),
-      R"(, "topology": {"gpus_per_host": 4}, "options": {"peer": "staged"})");
+  file->text = R"job({
+    "model": {"parameters": [
+      {"name": "w", "shape": [4096, 4096], "dtype": "bf16"}]},
+    "source": {"layout": "generic", "meshes": {"m": {"axes": {"x": 4}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Shard(0)"]}]},
+    "destination": {"layout": "generic", "meshes": {"m": {"axes": {"x": 4}}},
+      "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
+    "topology": {"gpus_per_host": 4}, "options": {"peer": "staged"}})job";
   Diagnostics diagnostics;
   const std::optional<Job> job = ReadJobText(file, "", diagnostics);
   EXPECT_TRUE(job.has_value()) << diagnostics.Render();

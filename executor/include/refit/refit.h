@@ -265,12 +265,14 @@ typedef struct refit_executor_options {
   /* One of the two. */
   const refit_rendezvous* rendezvous;
   refit_local_fabric* fabric;
-  int32_t rank; /* global; the rendezvous' where there is one */
+  int32_t rank;     /* global; the rendezvous' where there is one */
+  int32_t reserved; /* must be 0 */
   /* 1: a GPU's rounds are enqueued one by one at each run. 0: bind records the
    * rounds of a rank if all are direct, and run launches them as one CUDA
    * graph. After a connect the next run records them. Not by ranks that share
    * their GPU in direct rounds. Ranks may differ. */
   int32_t without_graph;
+  int32_t reserved2; /* must be 0 */
   /* 1: run does not ask a GPU's driver whether the tensors' memory was freed
    * since the bind. 0: it does, with one question per allocation. */
   int32_t without_memory_watch;
@@ -502,9 +504,9 @@ typedef struct refit_bind_options {
 /* Takes the rank's tensors, checks each against the plan and prepares all
  * copies. All elements of `tensors` have one struct_size. Their memory must
  * stay in place until the next bind or the end of the executor; the array need
- * not. A tensor that the plan skips as a whole may be left out. `options` may
- * be NULL. The executor does the arithmetic post-hooks that the caller does not
- * name; any other hook that is not named refuses the bind.
+ * not. A tensor that the plan skips as a whole may be left out. The executor
+ * does the arithmetic post-hooks that the caller does not name; any other hook
+ * that is not named refuses the bind.
  *
  * Bind again when tensors move. The first bind is collective. Later ones are
  * collective if the plan has direct rounds, and local to the rank if it has
@@ -516,7 +518,13 @@ typedef struct refit_bind_options {
  * REFIT_ABORTED (another rank was refused), REFIT_DEADLINE_EXCEEDED. */
 refit_status* refit_executor_bind(refit_executor* executor,
                                   const refit_tensor* tensors, size_t count,
-                                  const refit_bind_options* options);
+                                  int64_t timeout_ms);
+
+/* The same with options, which may be NULL. */
+refit_status* refit_executor_bind_with(refit_executor* executor,
+                                       const refit_tensor* tensors,
+                                       size_t count,
+                                       const refit_bind_options* options);
 
 typedef struct refit_replacement {
   size_t struct_size;
