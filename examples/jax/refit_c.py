@@ -16,7 +16,7 @@ class Tensor(ctypes.Structure):
 
 class ExecutorOptions(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), *[(name, ctypes.c_void_p) for name in ("plan", "device", "rendezvous", "fabric")],
-                *[(name, ctypes.c_int32) for name in ("rank", "reserved", "without_graph", "time_rounds", "without_memory_watch",
+                *[(name, ctypes.c_int32) for name in ("rank", "reserved", "without_graph", "reserved2", "without_memory_watch",
                                                       "transport")]]
 
 

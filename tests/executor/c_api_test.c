@@ -662,9 +662,9 @@ static void TestLayoutOfStructs(void) {
   EXPECT(sizeof(refit_tensor) == 56);
   EXPECT(offsetof(refit_tensor, dtype) == 48);
   EXPECT(offsetof(refit_executor_options, rank) == 40);
-  EXPECT(offsetof(refit_executor_options, without_graph) == 44);
-  EXPECT(offsetof(refit_executor_options, transport) == 52);
-  EXPECT(sizeof(refit_executor_options) == 56);
+  EXPECT(offsetof(refit_executor_options, without_graph) == 48);
+  EXPECT(offsetof(refit_executor_options, transport) == 60);
+  EXPECT(sizeof(refit_executor_options) == 64);
   EXPECT(sizeof(refit_notice) == 24);
   EXPECT(offsetof(refit_notice, text) == 16);
   EXPECT(sizeof(refit_run_options) == 48);
@@ -808,7 +808,7 @@ static void TestCreateErrors(void) {
   bad.struct_size = 12;
   INVALID(refit_executor_create(&bad, &executor),
           "struct_size of refit_executor_options is 12, it should be "
-          "sizeof(refit_executor_options), which is 56 in Refit ");
+          "sizeof(refit_executor_options), which is 64 in Refit ");
   bad = good;
   bad.plan = NULL;
   INVALID(refit_executor_create(&bad, &executor), "plan is NULL");
