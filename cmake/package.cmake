@@ -20,6 +20,7 @@ file(GLOB headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/control/include/refit/*.h ${PROJECT_SOURCE_DIR}/executor/include/refit/*.h)
 install(FILES ${headers} DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/refit)
 install(FILES ${PROJECT_SOURCE_DIR}/plan/dtype.h ${PROJECT_SOURCE_DIR}/plan/element_types.h ${PROJECT_SOURCE_DIR}/plan/message_lists.h ${PROJECT_SOURCE_DIR}/plan/plan_file.h
+  ${PROJECT_SOURCE_DIR}/plan/vector_length.h
   DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/plan)
 install(FILES ${PROJECT_SOURCE_DIR}/plan/schedule/coded_message.h ${PROJECT_SOURCE_DIR}/plan/schedule/copy_batch.h
   ${PROJECT_SOURCE_DIR}/plan/schedule/operation.h DESTINATION ${REFIT_INSTALL_CXX_INCLUDEDIR}/plan/schedule)
