@@ -5,9 +5,10 @@
 // Where NCCL is lenient, undefined or merely slow, the fake says no. The model:
 //
 // - Work. A group runs when the calls of any rank find that it can; the fake
-//   has no threads. Communicators are non-blocking: ncclGroupEnd returns at
-//   once, with ncclInProgress, and a communicator takes no other call before
-//   ncclCommGetAsyncError has told its owner that the last one is done.
+//   has no threads. Communicators are non-blocking (one that is not can only be
+//   made and aborted): ncclGroupEnd returns at once, with ncclInProgress, and a
+//   communicator takes no other call before ncclCommGetAsyncError has told its
+//   owner that the last one is done.
 // - Connect. Before its first kernel a group connects every (communicator,
 //   sender, receiver) that was never used: both ends must be in a group with an
 //   operation between them.

@@ -74,7 +74,6 @@ Result CheckInit(const Comm* handle, int ranks, int rank, const Clique* clique,
       config.version < 21800) {
     wrong = "ncclConfig_t is not initialized";
   }
-  if (config.blocking != 0) wrong = "the fake knows no blocking communicator";
   if (!wrong.empty()) {
     return Refuse(kInvalidArgument,
                   absl::StrCat("ncclCommInitRankConfig: ", wrong), nullptr);
@@ -245,7 +244,9 @@ Result ncclCommInitRankConfig(Comm* handle, int ranks, UniqueId id, int rank,
   comm.owner = thread.Owner();
   engine.Join(comm, ranks);
   *handle = reinterpret_cast<Comm>(&comm);
-  return kInProgress;
+  if (used.blocking == 0) return kInProgress;
+  comm.is_observed = true;
+  return kSuccess;
 }
 
 Result ncclCommGetAsyncError(Comm handle, Result* error) {
