@@ -92,12 +92,16 @@ absl::StatusOr<Addresses> ResolveUntil(const std::string& host, uint16_t port,
         answer->changed.notify_all();
       });
   if (!started.ok()) return started;
-  thread.detach();
   std::unique_lock lock(answer->mutex);
   const bool came = WaitUntil(
       answer->changed, lock, std::max(deadline, Clock::now() + kResolveTime),
       [&] { return answer->is_there; }, [](int64_t) {});
-  if (came) return std::move(answer->addresses);
+  lock.unlock();
+  if (came) {
+    thread.join();
+    return std::move(answer->addresses);
+  }
+  thread.detach();
   absl::Status interrupted = InterruptionStatus();
   if (!interrupted.ok()) return interrupted;
   return absl::UnavailableError(absl::StrCat(

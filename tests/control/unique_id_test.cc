@@ -29,6 +29,9 @@ class UniqueIdTest : public ControlPlaneTest {
   void SetUp() override { Unset(); }
   // With a sanitizer other tests follow in the same process.
   void TearDown() override { Unset(); }
+  // Then hosts of meetings that are over have ended too: who forks must have no
+  // thread there.
+  static void TearDownTestSuite() { std::this_thread::sleep_for(kEndedTime); }
   static void Unset() {
     unsetenv("REFIT_HOST");
     unsetenv("NCCL_SOCKET_IFNAME");
