@@ -38,7 +38,8 @@ uint64_t SentBytes() {
     tcp_info about = {};
     socklen_t size = sizeof(about);
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &about, &size) == 0) {
-      bytes += about.tcpi_bytes_sent;
+      // On a busy machine the kernel sends some again.
+      bytes += about.tcpi_bytes_sent - about.tcpi_bytes_retrans;
     }
   }
   return bytes;
