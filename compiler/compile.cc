@@ -312,6 +312,17 @@ absl::StatusOr<Draft> Drafted(const Job& job, const Inputs& inputs,
   return draft;
 }
 
+// Another one than the first, whose messages nobody reads.
+absl::StatusOr<Draft> DraftedQuietly(const Job& job, const Inputs& inputs,
+                                     const Limits& limits,
+                                     const CompileOptions& options) {
+  const CompileOptions quiet = {.print_after = options.print_after,
+                                .passed = options.passed};
+  PassTimes unheard(quiet);
+  Diagnostics unread;
+  return Drafted(job, inputs, limits, quiet, unheard, unread);
+}
+
 // What decides between plans of a job is compared in whole nanoseconds, so that
 // the last bit of a sum does not.
 int64_t Nanoseconds(double seconds) {
@@ -350,7 +361,7 @@ class Contest {
           const CompileOptions& options, Draft draft)
       : job_(job),
         inputs_(inputs),
-        quiet_({.print_after = options.print_after, .passed = options.passed}),
+        options_(options),
         limits_(limits),
         draft_(std::move(draft)) {}
 
@@ -391,10 +402,8 @@ class Contest {
         Nanoseconds(draft_.stats.lower_bound_seconds) * kNearBoundPercent) {
       return;
     }
-    PassTimes unheard(quiet_);
-    Diagnostics diagnostics;
     absl::StatusOr<Draft> draft =
-        Drafted(job_, inputs_, limits, quiet_, unheard, diagnostics);
+        DraftedQuietly(job_, inputs_, limits, options_);
     if (!draft.ok()) return;
     if (draft->relays_directly && !limits.relays_directly) return;
     if (!AllowsPeers(limits, draft->most_peers)) return;
@@ -410,7 +419,7 @@ class Contest {
 
   const Job& job_;
   const Inputs& inputs_;
-  const CompileOptions quiet_;
+  const CompileOptions& options_;
   const Limits limits_;
   Draft draft_;
   int64_t least_ = 0;     // nanoseconds of `draft_`
@@ -477,12 +486,8 @@ absl::StatusOr<std::vector<uint8_t>> Emitted(const Job& job,
   std::optional<double> without_delta;
   Draft kept = times.Timed("weigh-plans", [&] {
     const auto draft_anew = [&] {
-      const CompileOptions quiet = {.print_after = options.print_after,
-                                    .passed = options.passed};
-      PassTimes unheard(quiet);
-      Diagnostics unread;
       absl::StatusOr<Draft> other =
-          Drafted(job, *inputs, limits, quiet, unheard, unread);
+          DraftedQuietly(job, *inputs, limits, options);
       if (other.ok()) draft = std::move(other);
     };
     for (const Limits& fewer : WithFewerPeers(limits, draft->stats)) {
