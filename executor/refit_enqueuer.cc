@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "control/waiting.h"
+#include "plan/schedule/issue_order.h"
 
 namespace refit {
 namespace {
@@ -152,7 +153,7 @@ RefitSteps RefitEnqueuer::ListStepsOf(const BoundRounds& rounds, bool stores,
   }
   const std::vector<DirectEnds>& ends =
       list.pulls ? rounds.pulled_ends : rounds.direct_ends;
-  list.steps = ListSteps(schedule_, ends, choices);
+  list.steps = InIssueOrder(ListSteps(schedule_, ends, choices));
   list.is_awaited.resize(list.steps.size());
   for (size_t i = 0; i < list.steps.size(); ++i) {
     const Step& step = list.steps[i];
@@ -330,7 +331,16 @@ void RefitEnqueuer::AwaitOwnStreams(Stream stream) {
 
 absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
                                          Stream main) {
-  // A round's steps are beside each other.
+  // By lane: the last step whose event is not recorded yet. A process with one
+  // hardware queue begins nothing behind an event before that is reached, so
+  // events are recorded as late as they can be.
+  std::array<std::optional<size_t>, kLanes> ended;
+  const auto record = [&](Lane lane) {
+    const std::optional<size_t> step =
+        std::exchange(ended[static_cast<size_t>(lane)], std::nullopt);
+    return step.has_value() ? events_[*step]->Record(StreamOf(lane, main))
+                            : absl::OkStatus();
+  };
   std::optional<ProfilerRange> range;
   uint32_t round = kNoRound;
   for (size_t i = begin; i < end; ++i) {
@@ -346,13 +356,17 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
         chosen_->is_timed[i] && !is_captured_ ? timers_[i].get() : nullptr;
     absl::Status status;
     for (const uint32_t other : step.after) {
+      status.Update(record(chosen_->steps[other].lane));
+    }
+    status.Update(record(step.lane));
+    for (const uint32_t other : step.after) {
       status.Update(events_[other]->Await(stream));
     }
     enqueued_ = i + 1;
     if (timer != nullptr) status.Update(timer->Start(stream));
     if (status.ok()) status = EnqueueStep(step, stream);
     if (timer != nullptr) status.Update(timer->Stop(stream));
-    if (chosen_->is_awaited[i]) status.Update(events_[i]->Record(stream));
+    if (chosen_->is_awaited[i]) ended[static_cast<size_t>(step.lane)] = i;
     if (!status.ok()) return status;
     if (step.round == kNoRound) continue;
     (step.kind == StepKind::kPack     ? counters_.pack_seconds
@@ -360,7 +374,11 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
                                       : counters_.wire_seconds) +=
         SecondsSince(start);
   }
-  return absl::OkStatus();
+  absl::Status status;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    status.Update(record(static_cast<Lane>(lane)));
+  }
+  return status;
 }
 
 absl::Status RefitEnqueuer::EnqueueStep(const Step& step, Stream stream) {

@@ -2,6 +2,7 @@
 // bytes.
 #include "plan/schedule/steps.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -9,11 +10,16 @@
 #include <functional>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "plan/schedule/issue_order.h"
 #include "tests/executor/delta_world.h"
 #include "tests/executor/nccl_world.h"
 #include "tests/executor/plan_builder.h"
@@ -112,6 +118,70 @@ TEST(StepsTest, GoldenPlansAreOrdered) {
     }
   }
   EXPECT_GE(plans, 12);
+}
+
+// By rank, the staged steps of a list as they are issued.
+std::map<int32_t, std::string> IssuedStaged(const PlanFile& plan) {
+  std::map<int32_t, std::string> issued;
+  const RefitOrder order(
+      plan, {.edit = [&](int32_t rank, std::vector<Step>& steps) {
+        for (const Step& step : InIssueOrder(steps)) {
+          if (step.round == kNoRound) continue;
+          absl::StrAppend(&issued[rank], issued[rank].empty() ? "" : ", ",
+                          StepKindName(step.kind), " ", step.round);
+        }
+      }});
+  return issued;
+}
+
+TEST(IssueOrderTest, WhatIsDoneBesideAnExchangeIsIssuedBeforeIt) {
+  const PlanFile plan = HostsPlan(
+      "0, 1, 2, 3, 4, 5", R"("peer": "staged", "bucket_bytes": 4096)", 2);
+  const std::map<int32_t, std::string> issued = IssuedStaged(plan);
+  const auto destination = static_cast<int32_t>(plan.body().source_ranks());
+  EXPECT_THAT(issued.at(0),
+              testing::StartsWith("pack 0, pack 1, exchange 0, pack 2, "
+                                  "exchange 1, pack 3, exchange 2, "));
+  EXPECT_THAT(issued.at(destination),
+              testing::StartsWith("exchange 0, unpack 0, exchange 1, unpack 1, "
+                                  "exchange 2, "));
+}
+
+// Nothing else changes: what was ordered still is.
+TEST(IssueOrderTest, StepsOfALaneAndThoseThatWaitForPeersKeepTheirOrder) {
+  for (const OrderCase& of : OrderCases()) {
+    SCOPED_TRACE(of.name);
+    RefitOrderOptions options = of.options;
+    options.edit = [](int32_t, std::vector<Step>& steps) {
+      const auto number_of = [](const Step& step) {
+        return std::tuple(step.kind, step.lane, step.round, step.number);
+      };
+      const auto in_turn = [&](const std::vector<Step>& all, bool peers,
+                               Lane lane) {
+        std::vector<decltype(number_of(all.front()))> numbers;
+        for (const Step& step : all) {
+          const bool waits =
+              step.lane == Lane::kMain || step.lane == Lane::kBeside;
+          if (peers ? waits : step.lane == lane) {
+            numbers.push_back(number_of(step));
+          }
+        }
+        return numbers;
+      };
+      const std::vector<Step> listed = steps;
+      steps = InIssueOrder(std::move(steps));
+      EXPECT_EQ(in_turn(steps, true, Lane::kMain),
+                in_turn(listed, true, Lane::kMain));
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        EXPECT_EQ(in_turn(steps, false, static_cast<Lane>(lane)),
+                  in_turn(listed, false, static_cast<Lane>(lane)));
+      }
+      for (uint32_t i = 0; i < steps.size(); ++i) {
+        for (const uint32_t other : steps[i].after) EXPECT_LT(other, i);
+      }
+    };
+    EXPECT_EQ(RefitOrder(of.plan(), options).FirstRace(), "");
+  }
 }
 
 // Without it two steps race, in some plan.
