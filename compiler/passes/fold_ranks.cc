@@ -2,6 +2,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -287,13 +288,15 @@ double BytesOf(const Module& module, const Buffer& buffer,
 }
 
 struct Bytes {
-  double most = 0;  // of a rank
+  double most = 0;  // by a NIC, which ranks may share
   double all = 0;
 };
 
 // What sources send at least, if what several hold is shared out among them.
-Bytes SentBytes(const Module& module, const Copies& sources) {
+Bytes SentBytes(const Module& module, const simulator::Links& links,
+                const Copies& sources) {
   absl::flat_hash_map<Held, double> holders;
+  std::map<uint32_t, double> by_nic;
   Bytes sent;
   for (const bool counts : {true, false}) {
     for (const Class& ranks : sources.classes) {
@@ -309,8 +312,12 @@ Bytes SentBytes(const Module& module, const Copies& sources) {
           }
         }
       }
-      sent.most = std::max(sent.most, bytes);
-      sent.all += bytes * static_cast<double>(ranks.size());
+      if (counts) continue;
+      for (const int32_t rank : ranks) {
+        double& of_nic = by_nic[links.place(rank).nic] += bytes;
+        sent.most = std::max(sent.most, of_nic);
+        sent.all += bytes;
+      }
     }
   }
   return sent;
@@ -367,25 +374,27 @@ class WantedBytes {
   std::map<std::vector<int32_t>, double> bytes_of_;
 };
 
-// What ranks receive over the network, if those of a host pass on to each other
+// What comes over the network, if the ranks of a host pass on to each other
 // what several of them want.
-Bytes ReceivedBytes(const Module& module, WantedBytes& wanted) {
+Bytes ReceivedBytes(const Module& module, const simulator::Links& links,
+                    WantedBytes& wanted) {
   struct Host {
     ClassCounts classes;
-    double ranks = 0;
+    std::set<uint32_t> nics;
   };
   std::map<int32_t, Host> hosts;
   for (int32_t rank = module.source_ranks(); rank < module.world_size();
        ++rank) {
     Host& host = hosts[module.topology.host[static_cast<size_t>(rank)]];
     ++host.classes[wanted.ClassOf(rank)];
-    ++host.ranks;
+    host.nics.insert(links.place(rank).nic);
   }
   Bytes received;
   for (const auto& [number, host] : hosts) {
     const double bytes = wanted.Of(host.classes);
     received.all += bytes;
-    received.most = std::max(received.most, bytes / host.ranks);
+    received.most =
+        std::max(received.most, bytes / static_cast<double>(host.nics.size()));
   }
   return received;
 }
@@ -448,9 +457,10 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
   const Copies destinations =
       CopiesOf(module.destination, module.source_ranks());
   if (sources.count < 2 || destinations.count < 2) return absl::OkStatus();
-  const Bytes sent = SentBytes(module, sources);
+  const simulator::Links links(SitesOf(module), LinkOptionsOf(module));
+  const Bytes sent = SentBytes(module, links, sources);
   WantedBytes wanted(module, destinations);
-  const Bytes received = ReceivedBytes(module, wanted);
+  const Bytes received = ReceivedBytes(module, links, wanted);
   // Sources that send more than receivers receive would gain if receivers of
   // other parts passed on what they send. In a part fewer ranks share out what
   // they hold.
@@ -467,15 +477,14 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
     return of_part > received.most * kUneven && of_part > fed * kBusierPart;
   };
   // Parts want the same, and each has it cross the ways of leaves.
-  std::optional<simulator::Links> links;
-  double leaf_seconds = 0;
-  if (module.topology.HasNarrowLeaves()) {
-    links.emplace(SitesOf(module), LinkOptionsOf(module));
-    leaf_seconds =
-        std::max(received.most / module.topology.network_bytes_per_second,
-                 LeafSeconds(module, *links, wanted)) *
-        kUneven;
-  }
+  const bool has_leaves = module.topology.HasNarrowLeaves();
+  const double leaf_seconds =
+      has_leaves
+          ? kUneven * std::max(received.most /
+                                   links.BytesPerSecond(
+                                       simulator::LinkKind::kNetworkIngress, 0),
+                               LeafSeconds(module, links, wanted))
+          : 0;
   for (const Candidate& candidate :
        ListCandidates(module, sources, destinations)) {
     const std::vector<AlikeParts>& alike = candidate.alike;
@@ -486,8 +495,7 @@ absl::Status FoldRanks(const PassOptions&, Module& module) {
     }
     module.fold = FoldOf(sources, destinations, candidate);
     if (module.fold.has_value() && HostsAreAlike(module) &&
-        (!links.has_value() ||
-         LeafSeconds(module, *links, wanted) <= leaf_seconds)) {
+        (!has_leaves || LeafSeconds(module, links, wanted) <= leaf_seconds)) {
       break;
     }
     module.fold.reset();

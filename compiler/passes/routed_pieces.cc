@@ -65,11 +65,16 @@ void RoutedPieces::Cut(
     const std::function<void(const Packed&, size_t range)>& add) const {
   const int64_t bytes =
       std::accumulate(ranges.begin(), ranges.end(), int64_t{0});
-  for (int64_t& range : ranges) range = AlignStaging(range);
-  const size_t last = ranges.size() - 1;
-  Packer packer(std::move(ranges),
-                bytes / static_cast<int64_t>(last + 1) / Packer::kUnevenPart,
-                pieces.size());
+  const int64_t waste_bytes = bytes / std::ssize(ranges) / Packer::kUnevenPart;
+  // Where a range ends may differ by that, so smaller ones get nothing.
+  std::vector<size_t> numbers;
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i] <= waste_bytes) continue;
+    numbers.push_back(i);
+    sizes.push_back(AlignStaging(ranges[i]));
+  }
+  Packer packer(std::move(sizes), waste_bytes, pieces.size());
   for (const PieceId id : pieces) {
     const Piece& piece = module_.piece(id);
     packer.Add(id, piece.box, DTypeBytes(piece.wire_dtype));
@@ -77,7 +82,7 @@ void RoutedPieces::Cut(
   const std::vector<Bucket> buckets = packer.Take();
   for (size_t i = 0; i < buckets.size(); ++i) {
     for (const Packed& packed : buckets[i].contents) {
-      add(packed, std::min(i, last));
+      add(packed, numbers[std::min(i, numbers.size() - 1)]);
     }
   }
 }

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/passes/packer.h"
+#include "compiler/passes/routed_pieces.h"
 #include "tests/compiler/flows_testing.h"
 
 namespace refit {
@@ -266,6 +268,20 @@ TEST(RouteFlowsTest, SourcesOfLittleFeedAllThemselves) {
   module.topology.network_bytes_per_second = 50e12;
   RouteModule(module);
   EXPECT_FALSE(module.stats.routes_between_hosts());
+}
+
+// A row is larger than the last range.
+TEST(RoutedPiecesTest, RangesThatDoNotMatterGetNothing) {
+  Module module = ModuleOf(FlowShape{});
+  const RoutedPieces routed(module);
+  const PieceId piece{0};
+  std::map<size_t, int64_t> bytes;
+  routed.Cut({&piece, 1}, {kBytes / 4, 16, 3 * kBytes / 4 - 32, 16},
+             [&](const Packed& packed, size_t range) {
+               bytes[range] += packed.box.Volume() * 2;
+             });
+  EXPECT_EQ(bytes,
+            (std::map<size_t, int64_t>{{0, kBytes / 4}, {2, 3 * kBytes / 4}}));
 }
 
 }  // namespace
