@@ -15,40 +15,16 @@ import os
 import sys
 import tempfile
 import types
-import typing
 import warnings
 from unittest import mock
-
-import typing_extensions
 
 warnings.filterwarnings("ignore")
 os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_TARGET_DEVICE": "cpu", "GLOO_SOCKET_IFNAME": "lo",
                "HF_HUB_OFFLINE": "1"}  # fmt: skip
-if sys.version_info < (3, 12):
-    typing.TypedDict = typing_extensions.TypedDict  # pydantic's wish, for the TypedDicts of NeMo-RL
 
-import kernel_stand_ins
+import nemo_rl_cpu
 
-kernel_stand_ins.PACKAGES = dict.fromkeys((
-    "absl", "colored", "datasets", "debugpy", "decord", "hydra", "math_verify", "matplotlib", "megatron", "mlflow",
-    "modelopt", "nccl", "nemo_automodel", "num2words", "nvidia_resiliency_ext", "omegaconf", "pandas", "pynvml",
-    "scipy", "soundfile", "swanlab", "tensorboard", "tensordict", "torchcodec", "torchdata", "transfer_queue",
-    "transformer_engine", "wandb"), "2.20.0")  # fmt: skip
-
-import nemo_automodel
-
-
-class OlderAutomodel(kernel_stand_ins.EmptyModule):
-    """NeMo-RL refuses one that has this class."""
-
-    def __getattr__(self, name):
-        if name == "NeMoAutoModelForTokenClassification":
-            raise AttributeError(name)
-        return super().__getattr__(name)
-
-
-nemo_automodel.__class__ = OlderAutomodel
-sys.modules["nemo_automodel.NeMoAutoModelForTokenClassification"] = None
+nemo_rl_cpu.stand_in()
 
 import nemo_rl
 import nemo_rl.weight_sync.checkpoint_engine_weight_synchronizer as synchronizers
