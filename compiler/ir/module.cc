@@ -152,10 +152,6 @@ int32_t Topology::DomainOf(int32_t host_number) const {
                             : host_number;
 }
 
-int32_t Topology::RanksPerNic() const {
-  return fabric.has_value() ? fabric->gpus_per_nic : 1;
-}
-
 bool Topology::HasNarrowLeaves() const {
   return fabric.has_value() && !fabric->rails && fabric->hosts_per_leaf > 0 &&
          fabric->spine_oversubscription > 1;

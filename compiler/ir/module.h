@@ -510,14 +510,14 @@ struct Topology {
   double peer_bytes_per_second = 0;  // per rank and direction, inside a host
   // Per rank and direction, across hosts: its share of a NIC.
   double network_bytes_per_second = 0;
+  // How many GPUs share a NIC, at most: of a host that has so many.
+  int32_t gpus_per_nic = 1;
   double local_bytes_per_second = 0;  // copy inside one GPU
   std::optional<Fabric> fabric;
 
   double BytesPerSecond(Route route) const;
   // The NVLink domain of a host.
   int32_t DomainOf(int32_t host_number) const;
-  // How many ranks share a NIC.
-  int32_t RanksPerNic() const;
   // Whether the way of a leaf to the others is narrower than its NICs together.
   // Not where rails divide a host's NICs among leaves.
   bool HasNarrowLeaves() const;

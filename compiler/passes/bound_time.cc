@@ -134,7 +134,7 @@ Enclaves DomainsOf(const Module& module,
   for (const int32_t host : topology.host) {
     domains.of.push_back(topology.DomainOf(host));
   }
-  const int32_t of_nic = topology.RanksPerNic();
+  const int32_t of_nic = topology.gpus_per_nic;
   for (const auto& [host, ranks] : hosts) {
     const int64_t gpus = topology.colocated
                              ? std::max(ranks.sources, ranks.destinations)
@@ -208,7 +208,7 @@ void SetLowerBound(Module& module) {
     ++(rank < module.source.ranks.size() ? host.sources : host.destinations);
   }
   // A rank alone may have a whole NIC.
-  const double nic = topology.network_bytes_per_second * topology.RanksPerNic();
+  const double nic = topology.network_bytes_per_second * topology.gpus_per_nic;
   const double links =
       topology.peer_bytes_per_second + (hosts.size() > 1 ? nic : 0);
   Enclaves domains = DomainsOf(module, hosts, nic);

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "compiler/ir/counting_sort.h"
+#include "compiler/module_sites.h"
 #include "compiler/passes/passes.h"
+#include "simulator/links.h"
 
 namespace refit {
 namespace {
@@ -28,14 +30,19 @@ size_t RouteIndex(Route route) {
 // Of blocks, from bf16, as measured on an H200.
 constexpr double kQuantizedElementsPerSecond = 1200e9;
 
-// The message's bytes, as many as take its time on the links of its route:
-// between hosts of one NVLink domain it goes over NVLink.
-int64_t BytesOnRoute(const Module& module, const Message& message) {
-  const Route link = module.LinkBetween(message.source, message.destination);
-  if (link == message.route) return message.size_bytes;
+// The message's bytes, as many as take its time at the speed that a rank has on
+// its route: a NIC is as fast as all ranks that may share it, and between hosts
+// of one NVLink domain a message goes over NVLink.
+int64_t BytesOnRoute(const Module& module, const Message& message, Route link) {
+  const Topology& topology = module.topology;
+  const double of_link =
+      link == Route::kNetwork
+          ? topology.network_bytes_per_second * topology.gpus_per_nic
+          : topology.BytesPerSecond(link);
+  const double of_rank = topology.BytesPerSecond(message.route);
+  if (of_link == of_rank) return message.size_bytes;
   return static_cast<int64_t>(static_cast<double>(message.size_bytes) *
-                              module.topology.BytesPerSecond(message.route) /
-                              module.topology.BytesPerSecond(link));
+                              of_rank / of_link);
 }
 
 // Messages inside a host start one after the other.
@@ -71,6 +78,14 @@ bool MovesLocalBeside(const Module& module) {
 // `beside`: MovesLocalBeside.
 std::vector<double> TransferSeconds(const Module& module, bool beside) {
   const size_t world = static_cast<size_t>(module.world_size());
+  const simulator::Links links(SitesOf(module), LinkOptionsOf(module));
+  // Whose link it is: ranks may share a NIC.
+  const auto owner_of = [&](Rank rank, Route link) {
+    return link == Route::kNetwork
+               ? Rank{static_cast<int32_t>(
+                     links.place(static_cast<int32_t>(rank)).nic)}
+               : rank;
+  };
   // What counts of messages, close together: they are many.
   struct OfRound {
     int32_t round = 0;
@@ -84,13 +99,14 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
   std::vector<OfRound> messages;
   messages.reserve(module.messages.size());
   for (const Message& message : module.messages) {
+    const Route link = module.LinkBetween(message.source, message.destination);
     messages.push_back({.round = message.round,
-                        .source = message.source,
-                        .destination = message.destination,
+                        .source = owner_of(message.source, link),
+                        .destination = owner_of(message.destination, link),
                         .wave = message.wave,
                         .is_held = IsBesideNetwork(message),
                         .is_sent_with_other = message.is_sent_with_other(),
-                        .bytes = BytesOnRoute(module, message)});
+                        .bytes = BytesOnRoute(module, message, link)});
   }
   CountingSort(messages, module.rounds.size(), [](const OfRound& message) {
     return static_cast<size_t>(message.round);

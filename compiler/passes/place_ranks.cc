@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <optional>
 
 #include "absl/strings/str_format.h"
@@ -74,6 +77,18 @@ std::optional<Fabric> FabricOf(const TopologySpec& spec) {
           spec.network_gigabytes_per_second.value * kGigabyte};
 }
 
+int32_t GpusPerNic(const Topology& topology, int32_t source_ranks) {
+  if (!topology.fabric.has_value()) return 1;
+  std::map<int32_t, int32_t> gpus;  // by host
+  int32_t most = 1;                 // of a host
+  for (int32_t rank = 0; rank < std::ssize(topology.host); ++rank) {
+    // Destination ranks of a colocated job have no GPUs of their own.
+    if (topology.colocated && rank >= source_ranks) break;
+    most = std::max(most, ++gpus[topology.host[static_cast<size_t>(rank)]]);
+  }
+  return std::min(most, topology.fabric->gpus_per_nic);
+}
+
 }  // namespace
 
 absl::Status PlaceRanks(const PassOptions& options, Module& module) {
@@ -84,9 +99,10 @@ absl::Status PlaceRanks(const PassOptions& options, Module& module) {
   topology.peer_bytes_per_second =
       spec.peer_gigabytes_per_second.value * kGigabyte;
   topology.fabric = FabricOf(spec);
-  topology.network_bytes_per_second = spec.network_gigabytes_per_second.value *
-                                      kGigabyte / topology.RanksPerNic();
   topology.host = Hosts(spec, module);
+  topology.gpus_per_nic = GpusPerNic(topology, module.source_ranks());
+  topology.network_bytes_per_second = spec.network_gigabytes_per_second.value *
+                                      kGigabyte / topology.gpus_per_nic;
   if (topology.colocated) CheckColocated(options, module);
   return absl::OkStatus();
 }
