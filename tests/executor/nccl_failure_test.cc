@@ -381,6 +381,19 @@ TEST_F(NcclFailureTest, FailureWhileAGroupIsCapturedLetsItEnd) {
   world_.reset();
 }
 
+// Its driver did not call it, and goes on with all ranks.
+TEST_F(NcclFailureTest, RankLeftOutOfTwoRefitsJoinsAtConnect) {
+  for (int refit = 0; refit < 2; ++refit) {
+    world_->OnAllRanks([&](int32_t rank) {
+      return rank == 4 ? absl::OkStatus() : Refit(rank, kShort);
+    });
+  }
+  EXPECT_EQ(world_->executor(4).state(), ExecutorState::kBound);
+  EXPECT_TRUE(AllOk(world_->ConnectAll()));
+  EXPECT_EQ(world_->executor(4).state(), ExecutorState::kTorn);
+  world_->ExpectEveryElementRight(plan_);
+}
+
 // Its end of the connections does not come, as if a graph held it.
 TEST_F(NcclFailureTest, RankThatCannotConnectAnewEndsTheOthersHandshake) {
   fake_nccl_kill(0);

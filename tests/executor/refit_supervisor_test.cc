@@ -21,7 +21,7 @@ Deadline In(milliseconds time) {
 // What the supervisor drives, under the test's control; `log` in order.
 class RefitSupervisorTest : public testing::Test {
  protected:
-  RefitSupervisorTest()
+  explicit RefitSupervisorTest(bool has_thread = true)
       : supervisor_({.begin_step =
                          [this](StepPurpose) {
                            const uint64_t step = ++steps_;
@@ -51,7 +51,9 @@ class RefitSupervisorTest : public testing::Test {
                                       ? absl::InternalError("device broken")
                                       : absl::OkStatus();
                          }}) {
-    EXPECT_TRUE(supervisor_.Start().ok());
+    if (has_thread) {
+      EXPECT_TRUE(supervisor_.Start().ok());
+    }
   }
 
   void Log(const std::string& line) {
@@ -292,6 +294,46 @@ TEST_F(RefitSupervisorTest, WhatCouldNotBeStoppedIsAddedToTheFailure) {
   ASSERT_TRUE(Begin().ok());
   EXPECT_EQ(supervisor_.Fail(absl::AbortedError("mine")),
             absl::AbortedError("mine; and it goes on"));
+}
+
+class RefitSupervisorWithoutAThread : public RefitSupervisorTest {
+ protected:
+  RefitSupervisorWithoutAThread() : RefitSupervisorTest(false) {}
+};
+
+TEST_F(RefitSupervisorWithoutAThread, WaitProbesAndStops) {
+  supervisor_.Connected();
+  ASSERT_TRUE(Begin().ok());
+  ASSERT_TRUE(End().ok());
+  is_done_ = true;
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(supervisor_.phase(), RefitPhase::kEnqueued) << "nobody has looked";
+  EXPECT_TRUE(Wait().ok());
+  ASSERT_TRUE(Begin().ok());
+  ASSERT_TRUE(End().ok());
+  TakeLog();
+  fails_ = true;
+  EXPECT_EQ(Wait().message(), "broken");
+  EXPECT_EQ(supervisor_.phase(), RefitPhase::kTorn);
+  EXPECT_EQ(TakeLog(), (Lines{"tell broken", "stop enqueued"}));
+}
+
+TEST_F(RefitSupervisorWithoutAThread, WhatIsHeardIsStoppedByTheNextCall) {
+  supervisor_.Connected();
+  ASSERT_TRUE(Begin().ok());
+  supervisor_.Hear(1, absl::AbortedError("theirs"));
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(TakeLog(), Lines{"step 1"});
+  EXPECT_EQ(End().message(), "theirs");
+  EXPECT_EQ(supervisor_.phase(), RefitPhase::kTorn);
+  EXPECT_EQ(TakeLog(), Lines{"stop"});
+}
+
+TEST_F(RefitSupervisorWithoutAThread, CloseEndsWhatIsUnderWay) {
+  supervisor_.Connected();
+  ASSERT_TRUE(Begin().ok());
+  supervisor_.Close();
+  EXPECT_EQ(TakeLog(), (Lines{"step 1", "tell closed before Wait", "stop"}));
 }
 
 // Many threads at once, for the thread sanitizer.
