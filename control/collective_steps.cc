@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,23 +12,17 @@ namespace {
 
 using RankPairs = std::vector<std::pair<int32_t, int32_t>>;  // giver, taker
 
-const char* Name(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kCompare:
-      return "comparison";
-    case CollectiveKind::kExchange:
-      return "exchange";
-  }
-  return "unknown";
+const char* Name(const Contribution& of) {
+  return of.exchanges ? "exchange" : "comparison";
 }
 
 // "" if both ranks are in the same collective.
 std::string CallDifference(const Contribution& a, int32_t rank_a,
                            const Contribution& b, int32_t rank_b) {
-  if (a.kind == b.kind && a.what == b.what) return "";
+  if (a.exchanges == b.exchanges && a.what == b.what) return "";
   return absl::StrCat("ranks do not call the same: rank ", rank_a, " is in ",
-                      Name(a.kind), " \"", a.what, "\", rank ", rank_b, " in ",
-                      Name(b.kind), " \"", b.what, "\"");
+                      Name(a), " \"", a.what, "\", rank ", rank_b, " in ",
+                      Name(b), " \"", b.what, "\"");
 }
 
 // The first pair that is in `a` and not in `b`.
@@ -71,8 +66,8 @@ std::string ExchangeDifference(
 
 SharedBytes ResultFrame(const std::pair<uint64_t, uint64_t>& key,
                         const Results& results) {
-  return std::make_shared<const std::string>(Encode(
-      {FrameType::kResult, key.first, key.second, -1, ResultPayload(results)}));
+  return EncodeShared(
+      {FrameType::kResult, key.first, key.second, -1, ResultPayload(results)});
 }
 
 }  // namespace
@@ -86,9 +81,9 @@ bool CollectiveSteps::Begin(int32_t rank, uint64_t step, uint64_t purpose) {
   newest_step_ = std::max(newest_step_, step);
   const absl::Status status =
       purposes_.Add(rank, step, static_cast<StepPurpose>(purpose));
-  if (!status.ok()) FailStep(step, {-1, status, status});
-  FailIfLeftOut(step);
-  FailIfLeftOut(newest_step_ + 1);
+  if (!status.ok()) FailStep(step, {status});
+  FailIfLeft(step);
+  FailIfLeft(newest_step_ + 1);
   ForgetPastFailures();
   return true;
 }
@@ -107,7 +102,8 @@ bool CollectiveSteps::Contribute(int32_t rank, uint64_t step, uint64_t sequence,
   if (collective.contributions[rank].has_value()) return false;
   if (collective.arrivals == 0) collective.first_rank = rank;
   const TimePoint deadline =
-      now + std::chrono::milliseconds(contribution.remaining_ms);
+      now + std::chrono::milliseconds(
+                std::min(contribution.remaining_ms, kRemainingMsMax));
   if (deadline < collective.deadline) {
     collective.deadline = deadline;
     collective.deadline_rank = rank;
@@ -118,12 +114,11 @@ bool CollectiveSteps::Contribute(int32_t rank, uint64_t step, uint64_t sequence,
       *collective.contributions[collective.first_rank], collective.first_rank,
       *collective.contributions[rank], rank);
   if (!difference.empty()) {
-    const absl::Status status = absl::InternalError(difference);
-    FailStep(step, {-1, status, status});
+    FailStep(step, {absl::InternalError(difference)});
   } else if (collective.arrivals == steps_.size()) {
     Finish(key, collective);
   } else {
-    FailIfLeft(key, collective);
+    FailIfLeft(step);
   }
   return true;
 }
@@ -132,23 +127,23 @@ bool CollectiveSteps::Abort(int32_t rank, uint64_t step,
                             const absl::Status& status) {
   // Of an earlier step: the rank went on while it was on its way.
   if (step > steps_[rank]) return false;
-  const absl::Status aborted = AbortedBy(rank, status);
-  FailStep(step, {rank, aborted, aborted});
+  FailStep(step, {AbortedBy(rank, status), rank});
   return true;
 }
 
-void CollectiveSteps::Leave(int32_t rank) {
-  left_.insert(rank);
-  std::vector<Key> keys;  // FailStep erases
-  for (const auto& [key, collective] : collectives_) keys.push_back(key);
-  for (const Key& key : keys) {
-    const auto found = collectives_.find(key);
-    if (found != collectives_.end()) FailIfLeft(key, found->second);
-  }
-  const std::vector<uint64_t> steps = steps_;
-  for (const uint64_t step : steps) FailIfLeftOut(step);
+void CollectiveSteps::Leave(int32_t rank, const std::string& lost) {
+  has_left_[rank] = true;
+  left_.push_back(
+      {rank, !lost.empty(),
+       absl::UnavailableError(
+           lost.empty()
+               ? absl::StrCat("rank ", rank, " has closed its control plane")
+               : absl::StrCat("rank ", rank, " is gone: ", lost))});
+  std::set<uint64_t> steps(steps_.begin(), steps_.end());
+  for (const auto& [key, collective] : collectives_) steps.insert(key.first);
   // So that the others know before they begin the next.
-  FailIfLeftOut(newest_step_ + 1);
+  steps.insert(newest_step_ + 1);
+  for (const uint64_t step : steps) FailIfLeft(step);
 }
 
 void CollectiveSteps::Expire(TimePoint now) {
@@ -164,7 +159,7 @@ void CollectiveSteps::Expire(TimePoint now) {
         steps_.size() - collective.arrivals, " of ", steps_.size(),
         " ranks did not come before the deadline, the first is rank ",
         MissingFrom(collective)));
-    FailStep(key.first, {rank, status, AbortedBy(rank, status)});
+    FailStep(key.first, {AbortedBy(rank, status), rank, status});
   }
 }
 
@@ -226,13 +221,10 @@ int32_t CollectiveSteps::MissingFrom(const Collective& collective) const {
 }
 
 void CollectiveSteps::Finish(const Key& key, const Collective& collective) {
-  switch (collective.contributions[0]->kind) {
-    case CollectiveKind::kCompare:
-      FinishCompare(key, collective);
-      break;
-    case CollectiveKind::kExchange:
-      FinishExchange(key, collective);
-      break;
+  if (collective.contributions[0]->exchanges) {
+    FinishExchange(key, collective);
+  } else {
+    FinishCompare(key, collective);
   }
   collectives_.erase(key);
 }
@@ -259,9 +251,8 @@ void CollectiveSteps::FinishExchange(const Key& key,
   const auto& contributions = collective.contributions;
   const std::string difference = ExchangeDifference(contributions);
   if (!difference.empty()) {
-    const absl::Status status = absl::InternalError(
-        absl::StrCat(contributions[0]->what, ": ", difference));
-    return FailStep(key.first, {-1, status, status});
+    return FailStep(key.first, {absl::InternalError(absl::StrCat(
+                                   contributions[0]->what, ": ", difference))});
   }
   const auto results = [&](int32_t rank) {
     Results of_peers;
@@ -288,10 +279,10 @@ bool CollectiveSteps::FailIfTooLarge(const Key& key,
   const uint64_t size = ResultBytes(results);
   if (size <= kPayloadBytesMax) return false;
   // What the server found wrong itself: all ranks are told the same.
-  const absl::Status status = absl::ResourceExhaustedError(
-      absl::StrCat(collective.contributions[0]->what, ": a result of ", size,
-                   " bytes exceeds the limit of ", kPayloadBytesMax));
-  FailStep(key.first, {-1, status, status});
+  FailStep(key.first,
+           {absl::ResourceExhaustedError(absl::StrCat(
+               collective.contributions[0]->what, ": a result of ", size,
+               " bytes exceeds the limit of ", kPayloadBytesMax))});
   return true;
 }
 
@@ -311,52 +302,44 @@ void CollectiveSteps::FailStep(uint64_t step, Failure failure) {
       collectives_.lower_bound({step, 0}),
       collectives_.upper_bound({step, std::numeric_limits<uint64_t>::max()}));
   for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (steps_[rank] <= step && !left_.contains(rank)) {
+    if (steps_[rank] <= step && !has_left_[rank]) {
       SendFailure(rank, step, entry->second);
     }
   }
   ForgetPastFailures();
 }
 
-CollectiveSteps::Failure CollectiveSteps::Left(int32_t rank) {
-  const absl::Status status = absl::UnavailableError(
-      absl::StrCat("rank ", rank, " has closed its control plane"));
-  return {rank, status, status};
-}
-
-void CollectiveSteps::FailIfLeft(const Key& key, const Collective& collective) {
-  for (const int32_t rank : left_) {
-    if (collective.contributions[rank].has_value()) continue;
-    return FailStep(key.first, Left(rank));
-  }
-}
-
 // Its collectives would only say so in the end: work of the others that waits
 // for the rank on a device should not wait until then.
-void CollectiveSteps::FailIfLeftOut(uint64_t step) {
-  for (const int32_t rank : left_) {
-    if (steps_[rank] >= step) continue;
-    Failure failure = Left(rank);
-    failure.can_be_missed = step <= newest_step_;
-    return FailStep(step, std::move(failure));
+void CollectiveSteps::FailIfLeft(uint64_t step) {
+  for (const auto& [rank, is_lost, why] : left_) {
+    bool is_missing = is_lost || steps_[rank] < step;
+    for (auto open = collectives_.lower_bound({step, 0});
+         open != collectives_.end() && open->first.first == step; ++open) {
+      is_missing |= !open->second.contributions[rank].has_value();
+    }
+    if (!is_missing) continue;
+    return FailStep(step, {.status = why,
+                           .rank = rank,
+                           .can_be_missed = !is_lost && step <= newest_step_});
   }
 }
 
 void CollectiveSteps::SendFailure(int32_t rank, uint64_t step,
                                   const Failure& failure) {
-  const bool own = rank == failure.rank;
+  const bool own = rank == failure.rank && !failure.for_rank.ok();
   const bool missed = steps_[rank] < step && failure.can_be_missed;
   send_(rank,
-        std::make_shared<const std::string>(Encode(
-            {FrameType::kAborted, step, missed ? kMissed : 0, failure.rank,
-             StatusPayload(own ? failure.for_rank : failure.for_others)})));
+        EncodeShared({FrameType::kAborted, step, missed ? kMissed : 0,
+                      failure.rank,
+                      StatusPayload(own ? failure.for_rank : failure.status)}));
 }
 
 void CollectiveSteps::ForgetPastFailures() {
   if (failures_.empty()) return;
   uint64_t first = std::numeric_limits<uint64_t>::max();
   for (int32_t rank = 0; rank < world_size(); ++rank) {
-    if (!left_.contains(rank)) first = std::min(first, steps_[rank]);
+    if (!has_left_[rank]) first = std::min(first, steps_[rank]);
   }
   failures_.erase(failures_.begin(), failures_.lower_bound(first));
 }

@@ -7,9 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,16 +19,13 @@
 
 namespace refit::control {
 
-// An encoded frame; one that goes to all ranks exists once.
-using SharedBytes = std::shared_ptr<const std::string>;
-
 class CollectiveSteps {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   using Send = std::function<void(int32_t rank, SharedBytes bytes)>;
 
   CollectiveSteps(int32_t world_size, Send send)
-      : send_(std::move(send)), steps_(world_size) {}
+      : send_(std::move(send)), steps_(world_size), has_left_(world_size) {}
 
   // These return false if no rank that keeps to the protocol sends that.
   bool Begin(int32_t rank, uint64_t step, uint64_t purpose);
@@ -38,9 +33,9 @@ class CollectiveSteps {
                   Contribution contribution, TimePoint now);
   bool Abort(int32_t rank, uint64_t step, const absl::Status& status);
 
-  // The rank will not come to anything more, and has said so: steps that others
-  // have begun and it has not fail.
-  void Leave(int32_t rank);
+  // The rank will not come to anything more. If it has said so, steps fail that
+  // others have begun and it has not; if it is `lost` for that reason, all do.
+  void Leave(int32_t rank, const std::string& lost = "");
   uint64_t newest_step() const { return newest_step_; }
   // Fails the steps in which someone's deadline has passed.
   void Expire(TimePoint now);
@@ -63,12 +58,11 @@ class CollectiveSteps {
   };
   using Key = std::pair<uint64_t, uint64_t>;  // step, sequence
 
-  // Why a step failed. `rank` is the one that failed it, or -1; it is told in
-  // its own words.
+  // Why a step failed.
   struct Failure {
-    int32_t rank = -1;
-    absl::Status for_rank;
-    absl::Status for_others;
+    absl::Status status;
+    int32_t rank = -1;           // that failed it
+    absl::Status for_rank = {};  // what that is told instead, unless OK
     // Whoever comes later was not called as the others were. Not so where ranks
     // waited in a handshake, or nobody had begun the step.
     bool can_be_missed = true;
@@ -87,15 +81,19 @@ class CollectiveSteps {
   bool FailIfTooLarge(const Key& key, const Collective& collective,
                       const Results& results);
   void FailStep(uint64_t step, Failure failure);
-  void FailIfLeft(const Key& key, const Collective& collective);
-  void FailIfLeftOut(uint64_t step);
-  static Failure Left(int32_t rank);
+  void FailIfLeft(uint64_t step);
   void SendFailure(int32_t rank, uint64_t step, const Failure& failure);
   void ForgetPastFailures();
 
   Send send_;
   std::vector<uint64_t> steps_;  // each rank's current one
-  std::set<int32_t> left_;
+  struct Departure {
+    int32_t rank;
+    bool is_lost;
+    absl::Status why;
+  };
+  std::vector<Departure> left_;  // the first one first
+  std::vector<bool> has_left_;   // by rank
   std::map<Key, Collective> collectives_;
   std::map<uint64_t, Failure> failures_;  // of steps some rank may yet enter
   StepPurposes purposes_;

@@ -1,8 +1,11 @@
-// Structs that ranks tell each other, field by field.
+// Structs that ranks and the control plane's server tell each other, field by
+// field.
 #ifndef REFIT_CONTROL_COMPARED_STRUCTS_H_
 #define REFIT_CONTROL_COMPARED_STRUCTS_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -31,6 +34,8 @@ void WriteFields(const Value& value, PayloadWriter& writer) {
     if constexpr (sizeof(Value) == 8) writer.U64(value);
   } else if constexpr (std::is_same_v<Value, std::string>) {
     writer.String(value);
+  } else if constexpr (requires { std::tuple_size<Value>::value; }) {
+    writer.Bytes({value.data(), value.size()});  // an array of char
   } else if constexpr (requires { value.size(); }) {
     writer.U64(value.size());
     for (const auto& element : value) WriteFields(element, writer);
@@ -50,6 +55,9 @@ void ReadFields(PayloadReader& reader, Value& value) {
     if constexpr (sizeof(Value) == 8) value = reader.U64();
   } else if constexpr (std::is_same_v<Value, std::string>) {
     value = reader.String();
+  } else if constexpr (requires { std::tuple_size<Value>::value; }) {
+    const std::string_view bytes = reader.Bytes(value.size());
+    std::copy(bytes.begin(), bytes.end(), value.begin());
   } else if constexpr (requires { value.size(); }) {
     using Element = typename Value::value_type;
     // A string is its length at least.
@@ -70,14 +78,22 @@ std::string StructBytes(const Struct& value) {
   return writer.Take();
 }
 
+// nullopt: the bytes are no Struct.
+template <typename Struct>
+std::optional<Struct> ParseStruct(std::string_view bytes) {
+  Struct value = {};
+  PayloadReader reader(bytes);
+  ReadFields(reader, value);
+  if (!reader.Complete()) return std::nullopt;
+  return value;
+}
+
 // What `rank` says for `what`. Error: kFailedPrecondition, no Struct.
 template <typename Struct>
 absl::StatusOr<Struct> ReadStruct(std::string_view bytes, int32_t rank,
                                   std::string_view what) {
-  Struct value;
-  PayloadReader reader(bytes);
-  ReadFields(reader, value);
-  if (reader.Complete()) return value;
+  std::optional<Struct> value = ParseStruct<Struct>(bytes);
+  if (value.has_value()) return *std::move(value);
   return absl::FailedPreconditionError(
       absl::StrCat("rank ", rank, " runs another version of Refit: what it ",
                    "says for \"", std::string(what), "\" cannot be read"));

@@ -1,6 +1,5 @@
 #include "control/frame.h"
 
-#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -92,90 +91,13 @@ absl::Status PayloadStatus(std::string_view payload) {
       message);
 }
 
-std::string HelloPayload(const Hello& hello) {
-  return PayloadWriter()
-      .U32(hello.version)
-      .U32(static_cast<uint32_t>(hello.world_size))
-      .U64(hello.id_name)
-      .Bytes({hello.nonce.data(), hello.nonce.size()})
-      .Take();
-}
-
 std::optional<Hello> ParseHello(std::string_view payload) {
   PayloadReader reader(payload);
   Hello hello;
   hello.version = reader.U32();
   // Another version may have other fields behind this one.
   if (reader.ok() && hello.version != kProtocolVersion) return hello;
-  hello.world_size = static_cast<int32_t>(reader.U32());
-  hello.id_name = reader.U64();
-  const std::string_view nonce = reader.Bytes(hello.nonce.size());
-  std::copy(nonce.begin(), nonce.end(), hello.nonce.begin());
-  if (!reader.Complete()) return std::nullopt;
-  return hello;
-}
-
-std::string ClaimsPayload(const ProofClaims& claims) {
-  return PayloadWriter().U64(claims.remaining_ms).String(claims.process).Take();
-}
-
-std::string ProofPayload(const Proof& proof) {
-  return PayloadWriter()
-      .Bytes(ClaimsPayload(proof.claims))
-      .Bytes({proof.mac.data(), proof.mac.size()})
-      .Take();
-}
-
-std::optional<Proof> ParseProof(std::string_view payload) {
-  PayloadReader reader(payload);
-  Proof proof;
-  proof.claims.remaining_ms = reader.U64();
-  proof.claims.process = reader.String();
-  const std::string_view mac = reader.Bytes(proof.mac.size());
-  std::copy(mac.begin(), mac.end(), proof.mac.begin());
-  if (!reader.Complete()) return std::nullopt;
-  return proof;
-}
-
-std::string BytesPayload(const std::array<char, 32>& bytes) {
-  return std::string(bytes.data(), bytes.size());
-}
-
-std::optional<std::array<char, 32>> ParseBytes(std::string_view payload) {
-  std::array<char, 32> bytes;
-  if (payload.size() != bytes.size()) return std::nullopt;
-  std::copy(payload.begin(), payload.end(), bytes.begin());
-  return bytes;
-}
-
-std::string ContributionPayload(CollectiveKind kind, uint64_t remaining_ms,
-                                std::string_view what,
-                                absl::Span<const int32_t> to,
-                                absl::Span<const int32_t> from,
-                                std::string_view bytes) {
-  return PayloadWriter()
-      .U32(static_cast<uint32_t>(kind))
-      .U64(remaining_ms)
-      .String(what)
-      .Ranks(to)
-      .Ranks(from)
-      .String(bytes)
-      .Take();
-}
-
-std::optional<Contribution> ParseContribution(std::string_view payload) {
-  PayloadReader reader(payload);
-  Contribution contribution;
-  const uint32_t kind = reader.U32();
-  contribution.kind = static_cast<CollectiveKind>(kind);
-  contribution.remaining_ms = std::min(reader.U64(), kRemainingMsMax);
-  contribution.what = reader.String();
-  contribution.to = reader.Ranks();
-  contribution.from = reader.Ranks();
-  contribution.bytes = reader.String();
-  const bool known = kind <= static_cast<uint32_t>(CollectiveKind::kExchange);
-  if (!reader.Complete() || !known) return std::nullopt;
-  return contribution;
+  return ParseStruct<Hello>(payload);
 }
 
 uint64_t ResultBytes(const Results& results) {

@@ -7,21 +7,23 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
+#include "control/compared_structs.h"
 #include "control/payload.h"
 #include "refit/control_plane.h"
 
 namespace refit::control {
 
 // Ranks that meet must speak the same; any change to what follows raises it.
-inline constexpr uint32_t kProtocolVersion = 13;
+inline constexpr uint32_t kProtocolVersion = 14;
 
 // Larger payloads are refused at both ends, so that no size field can make a
 // process run out of memory.
@@ -53,12 +55,11 @@ enum class FrameType : uint32_t {
   // that this rank is yet to begin; its sequence is kMissed then, if others
   // were called for the step and this rank was not.
   kAborted = 9,
-  kGone = 10,  // a rank; with a status. Nothing follows.
   // Of the proof of membership (membership.h).
-  kChallenge = 11,  // from the server
-  kProof = 12,      // from a rank
-  kAccepted = 13,   // from the server, with its own proof
-  kLater = 14,      // from the server: it cannot meet now; with a status
+  kChallenge = 10,  // from the server
+  kProof = 11,      // from a rank
+  kAccepted = 12,   // from the server, with its own proof
+  kLater = 13,      // from the server: it cannot meet now; with a status
 };
 
 struct Frame {
@@ -75,6 +76,12 @@ inline constexpr int32_t kNoRank = -1;
 
 // Requires: the payload is at most kPayloadBytesMax.
 std::string Encode(const Frame& frame);
+
+// An encoded frame; one that goes to all ranks exists once.
+using SharedBytes = std::shared_ptr<const std::string>;
+inline SharedBytes EncodeShared(const Frame& frame) {
+  return std::make_shared<const std::string>(Encode(frame));
+}
 
 // Cuts a stream of bytes into frames.
 class FrameReader {
@@ -95,6 +102,11 @@ class FrameReader {
   size_t begin_ = 0;  // of what has not been returned
 };
 
+// What is wrong with an end that sends other frames than it should.
+inline absl::Status OffProtocol() {
+  return absl::UnavailableError("it does not keep to the protocol");
+}
+
 std::string StatusPayload(const absl::Status& status);
 // The status of a payload; kInternal if it holds none.
 absl::Status PayloadStatus(std::string_view payload);
@@ -102,50 +114,52 @@ absl::Status PayloadStatus(std::string_view payload);
 using Nonce = std::array<char, 32>;
 using Mac = std::array<char, 32>;
 
+// The structs of payloads travel as StructBytes writes them.
+
 // Anybody can say this.
 struct Hello {
   uint32_t version = kProtocolVersion;
   int32_t world_size = 0;
   uint64_t id_name = 0;  // of the unique id; 0: of none
   Nonce nonce = {};      // of this connection
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.version, self.world_size, self.id_name, self.nonce);
+  }
 };
-std::string HelloPayload(const Hello& hello);
+// Also that of another version, of which only the version counts.
 std::optional<Hello> ParseHello(std::string_view payload);
 
 // What counts only once it is proved.
 struct ProofClaims {
   uint64_t remaining_ms = 0;  // until the rank's deadline; clocks differ
   std::string process;        // names it to people
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.remaining_ms, self.process);
+  }
 };
-std::string ClaimsPayload(const ProofClaims& claims);
 
 struct Proof {
   ProofClaims claims;
   Mac mac = {};
+
+  static auto FieldsOf(auto& self) { return std::tie(self.claims, self.mac); }
 };
-std::string ProofPayload(const Proof& proof);
-std::optional<Proof> ParseProof(std::string_view payload);
-
-// Of a challenge and of an acceptance: a nonce or a MAC alone.
-std::string BytesPayload(const std::array<char, 32>& bytes);
-std::optional<std::array<char, 32>> ParseBytes(std::string_view payload);
-
-enum class CollectiveKind : uint32_t { kCompare = 0, kExchange = 1 };
 
 struct Contribution {
-  CollectiveKind kind = CollectiveKind::kCompare;
+  bool exchanges = false;  // else it compares
   uint64_t remaining_ms = 0;
   std::string what = {};
   std::vector<int32_t> to = {};    // of an exchange
   std::vector<int32_t> from = {};  // of an exchange
   std::string bytes = {};
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.exchanges, self.remaining_ms, self.what, self.to,
+                    self.from, self.bytes);
+  }
 };
-std::string ContributionPayload(CollectiveKind kind, uint64_t remaining_ms,
-                                std::string_view what,
-                                absl::Span<const int32_t> to,
-                                absl::Span<const int32_t> from,
-                                std::string_view bytes);
-std::optional<Contribution> ParseContribution(std::string_view payload);
 
 // What a rank gets of a collective: of a comparison the values with their first
 // ranks, of an exchange those that the rank asked for.

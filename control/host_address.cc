@@ -1,8 +1,8 @@
 #include "control/host_address.h"
 
-#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -31,14 +31,12 @@ bool StartsWithAnyOf(std::string_view name, const auto& prefixes) {
       [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-std::string InterfaceTextOf(const sockaddr* address) {
+std::string TextOf(const sockaddr* address) {
   char text[INET6_ADDRSTRLEN] = "";
-  const void* bytes =
-      address->sa_family == AF_INET
-          ? static_cast<const void*>(
-                &reinterpret_cast<const sockaddr_in*>(address)->sin_addr)
-          : &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
-  inet_ntop(address->sa_family, bytes, text, sizeof(text));
+  getnameinfo(address,
+              address->sa_family == AF_INET ? sizeof(sockaddr_in)
+                                            : sizeof(sockaddr_in6),
+              text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
   return text;
 }
 
@@ -104,7 +102,7 @@ std::vector<InterfaceAddress> AddressesOfThisHost() {
       continue;
     }
     found.push_back({.interface = i->ifa_name,
-                     .address = InterfaceTextOf(i->ifa_addr),
+                     .address = TextOf(i->ifa_addr),
                      .is_ipv4 = family == AF_INET,
                      .is_loopback = (i->ifa_flags & IFF_LOOPBACK) != 0});
   }

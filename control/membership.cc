@@ -23,9 +23,9 @@ std::string Signed(End end, const Transcript& transcript) {
       .String(kContext)
       .U32(static_cast<uint32_t>(end))
       .U32(static_cast<uint32_t>(transcript.rank))
-      .String(HelloPayload(transcript.hello))
+      .String(StructBytes(transcript.hello))
       .String({transcript.challenge.data(), transcript.challenge.size()})
-      .String(ClaimsPayload(transcript.claims))
+      .String(StructBytes(transcript.claims))
       .Take();
 }
 

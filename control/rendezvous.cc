@@ -229,14 +229,12 @@ absl::StatusOr<TcpRendezvous> LoopbackRendezvous(int32_t world_size) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (bind(socket->fd(), any, size) != 0 ||
-      getsockname(socket->fd(), any, &size) != 0) {
+  if (bind(socket->fd(), reinterpret_cast<sockaddr*>(&address),
+           sizeof(address)) != 0) {
     return absl::UnavailableError("no free port on the loopback interface");
   }
   return TcpRendezvous{.host = "127.0.0.1",
-                       .port = ntohs(address.sin_port),
+                       .port = control::BoundTo(*socket).port,
                        .rank = 0,
                        .world_size = world_size,
                        .secret = std::string(TokenBytes(NewToken())),

@@ -1,18 +1,14 @@
 #include "control/server.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "control/link.h"
 #include "control/own_thread.h"
 #include "control/unique_id_listener.h"
 
@@ -34,22 +30,8 @@ constexpr seconds kCloseTime{5};
 constexpr milliseconds kAcceptPause{100};
 // For ranks that come a little later than the one that ended the meeting.
 constexpr seconds kEndedTime{2};
-constexpr size_t kReceiveBytes = size_t{64} << 10;
 // From one connection before the others have their turn.
 constexpr int kReceivesPerTurn = 16;
-
-// The ranks may be threads of this process, with a descriptor each; others are
-// for strangers and for what else the process has open.
-absl::Status AllowDescriptorsFor(const TcpRendezvous& rendezvous) {
-  const uint64_t ranks = rendezvous.world_size;
-  return AllowDescriptors(3 * ranks + kStrangersMax + 256, ranks + 16);
-}
-
-constexpr char kOffProtocol[] = "it does not keep to the protocol";
-
-SharedBytes Shared(const Frame& frame) {
-  return std::make_shared<const std::string>(Encode(frame));
-}
 
 }  // namespace
 
@@ -59,14 +41,16 @@ std::string ProcessText() {
   return absl::StrCat("process ", getpid(), " on host ", host);
 }
 
-ControlServer::Connection::Connection(Socket s)
-    : socket(std::move(s)),
-      reader(kStrangerBytesMax),
-      deadline(Clock::now() + kProofTime) {}
+ControlServer::Connection::Connection(Socket socket)
+    : stream(std::move(socket)), deadline(Clock::now() + kProofTime) {}
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     const TcpRendezvous& rendezvous, Socket listener, Socket own) {
-  absl::Status status = AllowDescriptorsFor(rendezvous);
+  // The ranks may be threads of this process, with a descriptor each; others
+  // are for strangers and for what else the process has open.
+  const uint64_t ranks = rendezvous.world_size;
+  absl::Status status =
+      AllowDescriptors(3 * ranks + kStrangersMax + 256, ranks + 16);
   if (!status.ok()) return status;
   absl::StatusOr<std::pair<Socket, Socket>> ends = ConnectedPair();
   if (!ends.ok()) return ends.status();
@@ -95,18 +79,16 @@ ControlServer::ControlServer(const TcpRendezvous& rendezvous, Socket listener,
       listener_(std::move(listener)),
       by_rank_(world_size_),
       processes_(world_size_),
-      steps_(world_size_,
-             [this](int32_t rank, SharedBytes bytes) {
-               if (by_rank_[rank] != nullptr) {
-                 Send(*by_rank_[rank], std::move(bytes));
-               }
-             }),
-      receive_buffer_(kReceiveBytes) {
+      steps_(world_size_, [this](int32_t rank, SharedBytes bytes) {
+        if (by_rank_[rank] != nullptr) Queue(*by_rank_[rank], std::move(bytes));
+      }) {
   // A host may know its own name by another address than the others do.
   if (listener_.fd() >= 0 && rendezvous.secret.empty() &&
       !NamesLoopback(rendezvous.host)) {
-    trouble_ = absl::StrCat(name_, " listens at ", BoundText(listener_),
-                            " alone, having no secret");
+    const Bound at = BoundTo(listener_);
+    trouble_ =
+        absl::StrCat(name_, " listens at ", AddressText(at.host, at.port),
+                     " alone, having no secret");
   }
 }
 
@@ -118,23 +100,21 @@ ControlServer::~ControlServer() {
 }
 
 std::string ControlServer::WhoCame() const {
-  std::vector<int32_t> waiting, left, missing;
+  constexpr const char* kWhat[] = {"waiting: ", "came and left: ", "missing: "};
+  std::vector<int32_t> ranks[3];
   {
     std::lock_guard lock(who_came_mutex_);
     for (int32_t rank = 0; rank < world_size_; ++rank) {
-      (by_rank_[rank] != nullptr  ? waiting
-       : processes_[rank].empty() ? missing
-                                  : left)
+      ranks[by_rank_[rank] != nullptr  ? 0
+            : processes_[rank].empty() ? 2
+                                       : 1]
           .push_back(rank);
     }
   }
   std::vector<std::string> parts;
-  for (const auto& [what, ranks] :
-       {std::pair("waiting", &waiting), std::pair("came and left", &left),
-        std::pair("missing", &missing)}) {
-    if (!ranks->empty()) {
-      parts.push_back(absl::StrCat(what, ": ", RanksText(*ranks)));
-    }
+  for (int i = 0; i < 3; ++i) {
+    if (ranks[i].empty()) continue;
+    parts.push_back(absl::StrCat(kWhat[i], RanksText(ranks[i])));
   }
   return absl::StrJoin(parts, "; ");
 }
@@ -157,10 +137,10 @@ void ControlServer::Run() {
 void ControlServer::Poll() {
   std::vector<pollfd> polled;
   for (const auto& connection : connections_) {
-    const bool sends = !connection->out.empty();
-    polled.push_back({connection->socket.fd(),
-                      static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN),
-                      0});
+    const int events =
+        connection->stream.has_unsent() ? POLLIN | POLLOUT : POLLIN;
+    polled.push_back(
+        {connection->stream.socket().fd(), static_cast<short>(events), 0});
   }
   const size_t count = polled.size();
   // poll() leaves out what has no descriptor.
@@ -187,7 +167,7 @@ void ControlServer::AcceptSome() {
     if (socket.ok()) {
       const auto strangers =
           std::count_if(connections_.begin(), connections_.end(),
-                        [](const auto& c) { return c->rank < 0 && !c->over; });
+                        [](const auto& c) { return c->IsStranger(); });
       if (static_cast<uint64_t>(strangers) >= kStrangersMax + world_size_) {
         EvictStranger();
       }
@@ -207,47 +187,32 @@ void ControlServer::AcceptSome() {
 // rank says hello at once, and comes again if it is the one. False: there is
 // none.
 bool ControlServer::EvictStranger() {
-  Connection* oldest = nullptr;
-  for (const auto& connection : connections_) {
-    if (connection->rank >= 0 || connection->over ||
-        connection->deadline == kNoDeadline) {
-      continue;
+  for (const bool has_greeted : {false, true}) {
+    for (const auto& connection : connections_) {
+      if (!connection->IsStranger() || connection->deadline == kNoDeadline ||
+          connection->transcript.has_value() != has_greeted) {
+        continue;
+      }
+      connection->over = true;
+      connection->stream = FrameStream(Socket());
+      return true;
     }
-    if (oldest == nullptr) oldest = connection.get();
-    if (connection->transcript.has_value()) continue;
-    oldest = connection.get();
-    break;
   }
-  if (oldest == nullptr) return false;
-  oldest->over = true;
-  oldest->socket.Close();
-  return true;
+  return false;
 }
 
 void ControlServer::Receive(Connection& connection) {
-  for (int i = 0; i < kReceivesPerTurn && !connection.over; ++i) {
-    const ssize_t received =
-        recv(connection.socket.fd(), receive_buffer_.data(), kReceiveBytes, 0);
-    if (received == 0) return Lose(connection, "the connection was closed");
-    if (received < 0) {
-      if (errno == EAGAIN || errno == EINTR) return;
-      return Lose(connection, std::strerror(errno));
+  for (int i = 0; i < kReceivesPerTurn && connection.stream.Fill(); ++i) {
+    while (true) {
+      absl::StatusOr<std::optional<Frame>> frame = connection.stream.Next();
+      if (!frame.ok()) {
+        return Lose(connection, frame.status());
+      }
+      if (!frame->has_value()) break;
+      if (connection.closing) continue;  // read only to reach its end
+      if (!Handle(connection, **frame)) return Lose(connection, OffProtocol());
+      if (connection.over) return;
     }
-    if (connection.closing) continue;  // read only to reach its end
-    connection.reader.Append(
-        {receive_buffer_.data(), static_cast<size_t>(received)});
-    HandleAll(connection);
-  }
-}
-
-void ControlServer::HandleAll(Connection& connection) {
-  while (!connection.over && !connection.closing) {
-    absl::StatusOr<std::optional<Frame>> frame = connection.reader.Next();
-    if (!frame.ok()) {
-      return Lose(connection, std::string(frame.status().message()));
-    }
-    if (!frame->has_value()) return;
-    if (!Handle(connection, **frame)) return Lose(connection, kOffProtocol);
   }
 }
 
@@ -259,7 +224,8 @@ bool ControlServer::Handle(Connection& connection, Frame& frame) {
                                              : HandleHello(connection, frame);
   }
   if (frame.type == FrameType::kGoodbye) {
-    HandleGoodbye(connection);
+    connection.over = true;
+    Leave(connection.rank);
     return true;
   }
   if (phase_ == Phase::kMeeting && frame.type == FrameType::kAbort) {
@@ -267,10 +233,7 @@ bool ControlServer::Handle(Connection& connection, Frame& frame) {
                kEndedTime);
     return true;
   }
-  if (phase_ != Phase::kMet) return false;
-  // Nothing can be done together any more, and all have been told.
-  if (rank_gone_) return true;
-  return HandleInStep(connection, frame);
+  return phase_ == Phase::kMet && HandleInStep(connection, frame);
 }
 
 bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
@@ -282,7 +245,7 @@ bool ControlServer::HandleInStep(Connection& connection, Frame& frame) {
                         PayloadStatus(frame.payload));
   }
   if (frame.type != FrameType::kContribution) return false;
-  std::optional<Contribution> contribution = ParseContribution(frame.payload);
+  auto contribution = ParseStruct<Contribution>(frame.payload);
   return contribution.has_value() &&
          steps_.Contribute(connection.rank, frame.step, frame.sequence,
                            *std::move(contribution), Clock::now());
@@ -293,66 +256,46 @@ bool ControlServer::HandleHello(Connection& connection, const Frame& frame) {
   if (frame.type != FrameType::kHello) return false;
   const std::optional<Hello> hello = ParseHello(frame.payload);
   if (!hello.has_value()) return false;
-  if (IsLeft()) {
-    PutOff(connection);
-    return true;
-  }
+  if (IsLeft()) return PutOff(connection);
   const absl::Status status = CheckHello(frame.rank, *hello);
-  if (!status.ok()) {
-    Refuse(connection, status);
-    return true;
-  }
+  if (!status.ok()) return Refuse(connection, status);
   connection.transcript = Transcript{.rank = frame.rank,
                                      .hello = *hello,
                                      .challenge = NewNonce(),
                                      .claims = {}};
-  Send(connection,
-       Shared({.type = FrameType::kChallenge,
-               .payload = BytesPayload(connection.transcript->challenge)}));
+  Send(connection, {.type = FrameType::kChallenge,
+                    .payload = StructBytes(connection.transcript->challenge)});
   return true;
 }
 
 bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
   if (frame.type != FrameType::kProof) return false;
-  const std::optional<Proof> proof = ParseProof(frame.payload);
+  const std::optional<Proof> proof = ParseStruct<Proof>(frame.payload);
   if (!proof.has_value()) return false;
-  if (IsLeft()) {
-    PutOff(connection);
-    return true;
-  }
+  if (IsLeft()) return PutOff(connection);
   connection.transcript->claims = proof->claims;
   const absl::Status status = CheckProof(*connection.transcript, *proof);
-  if (!status.ok()) {
-    Refuse(connection, status);
-    return true;
-  }
-  const Transcript transcript = *std::exchange(connection.transcript, {});
-  const int32_t rank = transcript.rank;
-  if (rank == kNoRank) {
-    connection.ends_meeting = true;
-    connection.reader.set_payload_bytes_max(kPayloadBytesMax);
-    SendAccepted(connection, transcript);
-    return true;
-  }
+  if (!status.ok()) return Refuse(connection, status);
+  const int32_t rank = connection.transcript->rank;
+  // Before a reason, which may be long: of a stranger a rank reads little.
+  Send(connection, {.type = FrameType::kAccepted,
+                    .payload = StructBytes(membership_.Prove(
+                        End::kRankZero, *connection.transcript))});
+  connection.stream.LetIn();
+  connection.ends_meeting = rank == kNoRank;
+  if (connection.ends_meeting) return true;
   connection.rank = rank;
-  if (phase_ == Phase::kEnded) {
-    // The reason may be long: what a rank reads of a stranger is short.
-    SendAccepted(connection, transcript);
-    TellEnded(connection);
-    return true;
-  }
+  if (phase_ == Phase::kEnded) return TellEnded(connection);
   connection.deadline =
       Clock::now() +
       milliseconds(std::min(proof->claims.remaining_ms, kRemainingMsMax));
-  connection.reader.set_payload_bytes_max(kPayloadBytesMax);
   {
     std::lock_guard lock(who_came_mutex_);
     by_rank_[rank] = &connection;
     processes_[rank] = proof->claims.process;
   }
   std::erase_if(left_, [&](const Left& left) { return left.rank == rank; });
-  SendAccepted(connection, transcript);
-  if (std::count(by_rank_.begin(), by_rank_.end(), nullptr) == 0) {
+  if (Absent().empty()) {
     phase_ = Phase::kMet;
     has_met_ = true;
     SendToAll({.type = FrameType::kWelcome});
@@ -360,21 +303,13 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
   return true;
 }
 
-void ControlServer::SendAccepted(Connection& connection,
-                                 const Transcript& transcript) {
-  Send(connection, Shared({.type = FrameType::kAccepted,
-                           .payload = BytesPayload(membership_.Prove(
-                               End::kRankZero, transcript))}));
-}
-
 // Of a member that takes no part, but knows that the meeting is in vain.
 bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
   if (frame.type != FrameType::kAbort) return false;
   if (phase_ == Phase::kMet) {
-    Refuse(connection, absl::FailedPreconditionError(
-                           "all ranks have met already, so the meeting cannot "
-                           "be ended"));
-    return true;
+    return Refuse(connection, absl::FailedPreconditionError(
+                                  "all ranks have met already, so the meeting "
+                                  "cannot be ended"));
   }
   // Also where a rank has ended it, who might try again.
   if (phase_ == Phase::kMeeting || (phase_ == Phase::kEnded && !in_vain_)) {
@@ -384,8 +319,7 @@ bool ControlServer::HandleEnd(Connection& connection, const Frame& frame) {
         kEndedTime);
     in_vain_ = true;
   }
-  Refuse(connection, ended_);
-  return true;
+  return Refuse(connection, ended_);
 }
 
 absl::Status ControlServer::CheckHello(int32_t rank, const Hello& hello) const {
@@ -430,14 +364,6 @@ absl::Status ControlServer::CheckProof(const Transcript& transcript,
   return absl::OkStatus();
 }
 
-void ControlServer::HandleGoodbye(Connection& connection) {
-  connection.over = true;
-  Remove(connection.rank);
-  if (phase_ != Phase::kMet) return;
-  steps_.Leave(connection.rank);
-  if (NobodyIsHere()) EndUse();
-}
-
 void ControlServer::Expire(Clock::time_point now) {
   for (const auto& connection : connections_) {
     if (connection->over || connection->deadline > now) continue;
@@ -445,30 +371,34 @@ void ControlServer::Expire(Clock::time_point now) {
       connection->over = true;
     } else if (phase_ == Phase::kMeeting) {
       // One that gives up would be missing: it is over for all.
-      return EndMeeting(MissingStatus(), seconds::zero());
+      const std::vector<int32_t> missing = Absent();
+      return EndMeeting(
+          absl::DeadlineExceededError(absl::StrCat(
+              "connect: ", missing.size(), " of ", world_size_,
+              " ranks did not come before the deadline, the first is rank ",
+              missing.front(), trouble_.empty() ? "" : "; ", trouble_)),
+          seconds::zero());
     }
   }
   if (phase_ == Phase::kEnded && ended_until_ <= now) {
-    if (owner_.fd() < 0 || in_vain_) {
-      Close();
-    } else {
-      MeetAgain();
-    }
+    if (owner_.fd() < 0 || in_vain_) return Close();
+    // The ranks may try again.
+    phase_ = Phase::kMeeting;
+    left_.clear();
+    trouble_.clear();
+    meeting_reminder_ = WaitReminder();
   }
-  if (phase_ == Phase::kMeeting && EndMeetingIfLeft(now)) return;
-  if (phase_ == Phase::kMeeting) ReportMissing(now);
+  if (phase_ == Phase::kMeeting) EndMeetingIfLeft(now);
+  // Where nobody is here, nobody may ever come.
+  if (phase_ == Phase::kMeeting && meeting_reminder_.IsDue(now) &&
+      !NobodyIsHere()) {
+    ReportWait("connect", RanksText(Absent()), meeting_reminder_.Seconds(now),
+               trouble_);
+  }
   if (phase_ == Phase::kMet) {
     steps_.Expire(now);
-    if (!rank_gone_) steps_.ReportMissing(now);
+    steps_.ReportMissing(now);
   }
-}
-
-// The ranks may try again.
-void ControlServer::MeetAgain() {
-  phase_ = Phase::kMeeting;
-  left_.clear();
-  trouble_.clear();
-  meeting_reminder_ = WaitReminder();
 }
 
 void ControlServer::EndMeeting(const absl::Status& status,
@@ -487,34 +417,25 @@ void ControlServer::EndMeeting(const absl::Status& status,
 
 // A rank that was here and does not come back is gone: to wait for it until the
 // deadline would be in vain.
-bool ControlServer::EndMeetingIfLeft(Clock::time_point now) {
+void ControlServer::EndMeetingIfLeft(Clock::time_point now) {
   for (const Left& left : left_) {
     if (left.until > now) continue;
-    EndMeeting(
+    return EndMeeting(
         absl::UnavailableError(absl::StrCat(
             "rank ", left.rank, " is gone: ", processes_[left.rank],
             " had come, then ", left.reason, ", and it did not come again")),
         kEndedTime);
-    return true;
   }
-  return false;
 }
 
-void ControlServer::TellEnded(Connection& connection) {
+bool ControlServer::TellEnded(Connection& connection) {
   // Once: then it comes for the next meeting.
   if (told_[connection.rank]) return PutOff(connection);
   told_[connection.rank] = true;
-  Refuse(connection, ended_);
   if (std::count(told_.begin(), told_.end(), false) == 0) {
     ended_until_ = Clock::now();
   }
-}
-
-void ControlServer::ReportMissing(Clock::time_point now) {
-  if (!meeting_reminder_.IsDue(now)) return;
-  if (NobodyIsHere()) return;  // and nobody may ever come
-  ReportWait("connect", RanksText(Absent()), meeting_reminder_.Seconds(now),
-             trouble_);
+  return Refuse(connection, ended_);
 }
 
 std::vector<int32_t> ControlServer::Absent() const {
@@ -528,14 +449,6 @@ std::vector<int32_t> ControlServer::Absent() const {
 void ControlServer::Remove(int32_t rank) {
   std::lock_guard lock(who_came_mutex_);
   by_rank_[rank] = nullptr;
-}
-
-absl::Status ControlServer::MissingStatus() const {
-  const std::vector<int32_t> missing = Absent();
-  return absl::DeadlineExceededError(absl::StrCat(
-      "connect: ", missing.size(), " of ", world_size_,
-      " ranks did not come before the deadline, the first is rank ",
-      missing.front(), trouble_.empty() ? "" : "; ", trouble_));
 }
 
 Clock::time_point ControlServer::NextEvent() const {
@@ -552,8 +465,7 @@ Clock::time_point ControlServer::NextEvent() const {
   }
   if (phase_ == Phase::kEnded) next = std::min(next, ended_until_);
   if (phase_ == Phase::kMet) {
-    next = std::min(next, steps_.NextDeadline());
-    if (!rank_gone_) next = std::min(next, steps_.NextReport());
+    next = std::min({next, steps_.NextDeadline(), steps_.NextReport()});
   }
   if (listener_.fd() >= 0 && accept_again_ > Clock::now()) {
     next = std::min(next, accept_again_);
@@ -561,58 +473,47 @@ Clock::time_point ControlServer::NextEvent() const {
   return next;
 }
 
-void ControlServer::Send(Connection& connection, SharedBytes bytes) {
-  if (!connection.closing) connection.out.push_back(std::move(bytes));
+void ControlServer::Queue(Connection& connection, SharedBytes bytes) {
+  if (!connection.closing) connection.stream.Queue(std::move(bytes));
 }
 
 void ControlServer::SendToAll(const Frame& frame) {
-  const SharedBytes bytes = Shared(frame);
+  const SharedBytes bytes = EncodeShared(frame);
   for (Connection* connection : by_rank_) {
-    if (connection != nullptr) Send(*connection, bytes);
+    if (connection != nullptr) Queue(*connection, bytes);
   }
 }
 
 void ControlServer::Flush(Connection& connection) {
-  while (!connection.over && !connection.out.empty()) {
-    const std::string& bytes = *connection.out.front();
-    const ssize_t sent =
-        send(connection.socket.fd(), bytes.data() + connection.out_offset,
-             bytes.size() - connection.out_offset, MSG_NOSIGNAL);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN) return;
-      return Lose(connection, std::strerror(errno));
-    }
-    connection.out_offset += sent;
-    if (connection.out_offset < bytes.size()) continue;
-    connection.out.pop_front();
-    connection.out_offset = 0;
-  }
+  if (connection.over) return;
+  const absl::Status sent = connection.stream.Flush();
+  if (!sent.ok()) return Lose(connection, sent);
   // Not closed at once: bytes that come to a closed socket would make the
   // kernel throw away those that are still on their way to the other end.
-  if (connection.closing && !connection.over && !connection.shut_down) {
-    shutdown(connection.socket.fd(), SHUT_WR);
-    connection.shut_down = true;
+  if (connection.closing && !connection.stream.has_unsent()) {
+    connection.stream.EndOutput();
   }
 }
 
-void ControlServer::Refuse(Connection& connection, const absl::Status& status) {
-  if (phase_ == Phase::kMeeting) trouble_ = std::string(status.message());
-  Send(connection,
-       Shared({.type = FrameType::kRefused, .payload = StatusPayload(status)}));
+bool ControlServer::Refuse(Connection& connection, const absl::Status& status,
+                           FrameType type) {
+  if (phase_ == Phase::kMeeting && type == FrameType::kRefused) {
+    trouble_ = std::string(status.message());
+  }
+  Send(connection, {.type = type, .payload = StatusPayload(status)});
   CloseWhenSent(connection);
+  return true;
 }
 
 bool ControlServer::NobodyIsHere() const {
-  return std::count(by_rank_.begin(), by_rank_.end(), nullptr) == world_size_;
+  return Absent().size() == by_rank_.size();
 }
 
 // Whether the ranks have met, and one is not there any more. Whoever comes now
 // comes for the next meeting, which begins when this one is closed; a host has
 // none.
 bool ControlServer::IsLeft() const {
-  return phase_ == Phase::kMet &&
-         std::count(by_rank_.begin(), by_rank_.end(), nullptr) > 0;
+  return phase_ == Phase::kMet && !Absent().empty();
 }
 
 absl::Status ControlServer::UsedStatus() const {
@@ -629,17 +530,15 @@ void ControlServer::EndUse() {
   in_vain_ = true;
 }
 
-void ControlServer::PutOff(Connection& connection) {
-  std::string why = "which has ended";
-  if (phase_ == Phase::kMet) {
-    if (hosted_) return Refuse(connection, UsedStatus());
-    why = absl::StrCat("which ", RanksText(Absent()), " left");
-  }
-  Send(connection,
-       Shared({.type = FrameType::kLater,
-               .payload = StatusPayload(absl::UnavailableError(absl::StrCat(
-                   "it has not closed its last meeting yet, ", why)))}));
-  CloseWhenSent(connection);
+bool ControlServer::PutOff(Connection& connection) {
+  const bool has_met = phase_ == Phase::kMet;
+  if (has_met && hosted_) return Refuse(connection, UsedStatus());
+  return Refuse(
+      connection,
+      absl::UnavailableError(absl::StrCat(
+          "it has not closed its last meeting yet, which ",
+          has_met ? absl::StrCat(RanksText(Absent()), " left") : "has ended")),
+      FrameType::kLater);
 }
 
 void ControlServer::CloseWhenSent(Connection& connection) {
@@ -648,21 +547,21 @@ void ControlServer::CloseWhenSent(Connection& connection) {
   connection.deadline = Clock::now() + kCloseTime;
 }
 
-void ControlServer::Lose(Connection& connection, const std::string& reason) {
+void ControlServer::Lose(Connection& connection, const absl::Status& reason) {
   connection.over = true;
-  const int32_t rank = connection.rank;
-  if (connection.closing || rank < 0) return;
-  Remove(rank);
+  if (connection.closing || connection.rank < 0) return;
+  const std::string why(reason.message());
   if (phase_ == Phase::kMeeting) {
-    left_.push_back({rank, Clock::now() + kGoneTime, reason});
+    left_.push_back({connection.rank, Clock::now() + kGoneTime, why});
   }
+  Leave(connection.rank, why);
+}
+
+void ControlServer::Leave(int32_t rank, const std::string& lost) {
+  Remove(rank);
   if (phase_ != Phase::kMet) return;
-  if (NobodyIsHere()) return EndUse();
-  if (std::exchange(rank_gone_, true)) return;
-  SendToAll({.type = FrameType::kGone,
-             .rank = rank,
-             .payload = StatusPayload(absl::UnavailableError(
-                 absl::StrCat("rank ", rank, " is gone: ", reason)))});
+  steps_.Leave(rank, lost);
+  if (NobodyIsHere()) EndUse();
 }
 
 // The owner has no more use for the server, or all ranks have left: so nobody

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "control/collective_steps.h"
-#include "control/frame.h"
+#include "control/frame_stream.h"
 #include "control/membership.h"
 #include "control/tcp_socket.h"
 #include "control/waiting.h"
@@ -27,6 +26,15 @@ namespace refit::control {
 
 // "process 123 on host gpu-7".
 std::string ProcessText();
+
+// Who was there, and could come again, is gone after this time: a process that
+// is started anew takes longer.
+inline constexpr std::chrono::seconds kGoneTime{3};
+
+// Who listens, in messages.
+inline const char* ListenerOf(bool hosted) {
+  return hosted ? "the meeting's host" : "rank 0";
+}
 
 class ControlServer {
  public:
@@ -69,21 +77,18 @@ class ControlServer {
 
   // A stranger until it has proved to be a rank.
   struct Connection {
-    explicit Connection(Socket s);
+    explicit Connection(Socket socket);
+    bool IsStranger() const { return rank < 0 && !over; }
 
-    Socket socket;
-    FrameReader reader;
-    std::deque<SharedBytes> out;
-    size_t out_offset = 0;  // of the first
-    int32_t rank = -1;      // -1: it has not proved which
-    // From its hello on, until it is accepted or refused.
+    FrameStream stream;
+    int32_t rank = -1;  // -1: it has not proved which
+    // From its hello on.
     std::optional<Transcript> transcript;
     // For the stranger to prove who it is, for the meeting to be complete, or
     // for a connection that closes to be closed.
     Clock::time_point deadline;
     bool ends_meeting = false;  // proved; kNoRank
-    bool closing = false;       // after `out` is sent
-    bool shut_down = false;     // ours is closed, theirs not yet
+    bool closing = false;       // after all is sent
     bool over = false;          // to be removed
   };
 
@@ -98,45 +103,45 @@ class ControlServer {
   void AcceptSome();
   bool EvictStranger();
   void Receive(Connection& connection);
-  void HandleAll(Connection& connection);
   bool Handle(Connection& connection, Frame& frame);
   bool HandleInStep(Connection& connection, Frame& frame);
   bool HandleHello(Connection& connection, const Frame& frame);
   bool HandleProof(Connection& connection, const Frame& frame);
-  void SendAccepted(Connection& connection, const Transcript& transcript);
   bool HandleEnd(Connection& connection, const Frame& frame);
   absl::Status CheckHello(int32_t rank, const Hello& hello) const;
   absl::Status CheckProof(const Transcript& transcript,
                           const Proof& proof) const;
-  void HandleGoodbye(Connection& connection);
   void Expire(Clock::time_point now);
-  absl::Status MissingStatus() const;
   std::vector<int32_t> Absent() const;
   void Remove(int32_t rank);
   // Refuses all that have come, with `status`, and those who come while it
   // stays.
   void EndMeeting(const absl::Status& status, Clock::duration stay);
-  bool EndMeetingIfLeft(Clock::time_point now);
-  void MeetAgain();
-  void TellEnded(Connection& connection);
-  void ReportMissing(Clock::time_point now);
+  void EndMeetingIfLeft(Clock::time_point now);
+  bool TellEnded(Connection& connection);
   Clock::time_point NextEvent() const;
 
-  void Send(Connection& connection, SharedBytes bytes);
+  static void Queue(Connection& connection, SharedBytes bytes);
+  static void Send(Connection& connection, const Frame& frame) {
+    Queue(connection, EncodeShared(frame));
+  }
   void SendToAll(const Frame& frame);
   void Flush(Connection& connection);
-  // Tells the other end why, then closes.
-  void Refuse(Connection& connection, const absl::Status& status);
+  // Tells the other end why, then closes. Returns true, as Handle and what it
+  // calls do where the sender keeps to the protocol.
+  bool Refuse(Connection& connection, const absl::Status& status,
+              FrameType type = FrameType::kRefused);
   bool NobodyIsHere() const;
   bool IsLeft() const;
   absl::Status UsedStatus() const;
   // All ranks have met and left.
   void EndUse();
   // Tells the other end to come again, then closes.
-  void PutOff(Connection& connection);
+  bool PutOff(Connection& connection);
   void CloseWhenSent(Connection& connection);
   // The other end closed, failed, or does not keep to the protocol.
-  void Lose(Connection& connection, const std::string& reason);
+  void Lose(Connection& connection, const absl::Status& reason);
+  void Leave(int32_t rank, const std::string& lost = "");
   void Close();
 
   const int32_t world_size_;
@@ -167,9 +172,7 @@ class ControlServer {
   absl::Status ended_;  // why the meeting did
   Clock::time_point ended_until_;
   std::vector<bool> told_;  // of that, by rank
-  bool rank_gone_ = false;
   CollectiveSteps steps_;
-  std::vector<char> receive_buffer_;
   bool in_vain_ = false;  // a member has ended the meeting
   std::atomic<bool> has_met_ = false;
   std::atomic<bool> is_over_ = false;

@@ -4,11 +4,16 @@
 
 #include <sodium.h>
 
+#include <cstdlib>
+
 namespace refit {
 
 // To be called before any of its functions. Thread-safe. A system that gives no
 // random numbers ends the process.
-void InitSodium();
+inline void InitSodium() {
+  static const bool is_ready = sodium_init() >= 0;
+  if (!is_ready) std::abort();
+}
 
 }  // namespace refit
 

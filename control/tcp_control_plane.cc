@@ -15,9 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "control/file_descriptor.h"
 #include "control/frame.h"
-#include "control/link.h"
+#include "control/joining.h"
 #include "control/membership.h"
-#include "control/own_server.h"
 #include "control/own_thread.h"
 #include "control/server.h"
 #include "control/tcp_socket.h"
@@ -28,34 +27,20 @@ namespace refit {
 namespace {
 
 using control::Clock;
-using control::CollectiveKind;
 using control::Frame;
 using control::FrameType;
-using control::Link;
 using std::chrono::seconds;
 
 constexpr seconds kGoodbyeTime{2};
 
-absl::Status Unreadable(bool hosted) {
-  return absl::InternalError(absl::StrCat(
-      control::ListenerOf(hosted), " sent a result that cannot be read"));
-}
-
-absl::Status GoneStatus(bool hosted, const absl::Status& reason) {
-  return absl::UnavailableError(absl::StrCat(control::ListenerOf(hosted),
-                                             " is gone: ", reason.message()));
-}
-
 class TcpControlPlane : public ControlPlane {
  public:
-  TcpControlPlane(const TcpRendezvous& rendezvous,
-                  std::unique_ptr<control::ControlServer> server, Link link)
+  TcpControlPlane(const TcpRendezvous& rendezvous, control::Joined joined)
       : rank_(rendezvous.rank),
         world_size_(rendezvous.world_size),
-        hosted_(rendezvous.hosted),
+        server_(control::ListenerOf(rendezvous.hosted)),
         secret_(rendezvous.secret),
-        server_(std::move(server)),
-        link_(std::move(link)) {}
+        joined_(std::move(joined)) {}
   ~TcpControlPlane() override;
 
   absl::Status StartReading();
@@ -82,16 +67,22 @@ class TcpControlPlane : public ControlPlane {
   }
 
  private:
-  absl::StatusOr<std::string> Collect(CollectiveKind kind,
-                                      std::string_view mine,
+  absl::StatusOr<std::string> Collect(bool exchanges, std::string_view mine,
                                       absl::Span<const int32_t> to,
                                       absl::Span<const int32_t> from,
                                       std::string_view what, Deadline deadline);
   absl::Status CheckRanks(absl::Span<const int32_t> ranks,
                           std::string_view what) const;
   absl::Status FailOnAll(const absl::Status& status);
+  absl::Status GoneStatus(const absl::Status& why) const {
+    return absl::UnavailableError(
+        absl::StrCat(server_, " is gone: ", why.message()));
+  }
+  absl::Status Unreadable() const {
+    return absl::InternalError(
+        absl::StrCat(server_, " sent a result that cannot be read"));
+  }
   void Send(const Frame& frame);
-  void SendSome();
   // No step after `last_step` can succeed any more; without it, nor this one.
   void SetLost(const absl::Status& status,
                std::optional<uint64_t> last_step = std::nullopt);
@@ -103,24 +94,20 @@ class TcpControlPlane : public ControlPlane {
   void ReadLoop();
   absl::StatusOr<Frame> Receive();
   bool Dispatch(Frame& frame);
-  void SetAnswer(Frame& frame);
-  void SetAborted(Frame& frame);
 
   const int32_t rank_;
   const int32_t world_size_;
-  const bool hosted_;
+  const char* const server_;  // in messages
   const std::string secret_;
-  const std::unique_ptr<control::ControlServer> server_;  // on rank 0
-  Link link_;  // its reader is the reading thread's
+  control::Joined joined_;
 
   // Held while frames are sent, and from reading the step that one belongs to,
   // so that steps are sent in order. Taken before `mutex_`.
   std::mutex send_mutex_;
-  // What the connection has had no room for: a server that is stopped for a
-  // while ends no more than what waits for it. The reading thread sends it.
-  std::string unsent_;
-  size_t unsent_begin_ = 0;
-  FileDescriptor has_unsent_;  // an eventfd, for the reading thread
+  // An eventfd. What the connection has had no room for the reading thread
+  // sends: a server that is stopped for a while ends no more than what waits
+  // for it.
+  FileDescriptor has_unsent_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -158,7 +145,7 @@ TcpControlPlane::~TcpControlPlane() {
     changed_.wait_until(lock, Clock::now() + kGoodbyeTime,
                         [&] { return read_all_; });
   }
-  shutdown(link_.socket.fd(), SHUT_RDWR);
+  shutdown(joined_.stream.socket().fd(), SHUT_RDWR);
   thread_.join();
 }
 
@@ -208,10 +195,10 @@ uint64_t TcpControlPlane::BeginStep(StepPurpose purpose) {
 absl::StatusOr<std::vector<OfRank<std::string>>> TcpControlPlane::Compare(
     std::string_view mine, std::string_view what, Deadline deadline) {
   const absl::StatusOr<std::string> result =
-      Collect(CollectiveKind::kCompare, mine, {}, {}, what, deadline);
+      Collect(/*exchanges=*/false, mine, {}, {}, what, deadline);
   if (!result.ok()) return result.status();
   const auto values = control::ParseResult(*result);
-  if (!values.has_value() || values->empty()) return Unreadable(hosted_);
+  if (!values.has_value() || values->empty()) return Unreadable();
   std::vector<OfRank<std::string>> told;
   for (const auto& [rank, value] : *values) {
     told.push_back({rank, std::string(value)});
@@ -226,11 +213,10 @@ absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
   if (status.ok()) status = CheckRanks(from, what);
   if (!status.ok()) return FailOnAll(status);
   const absl::StatusOr<std::string> result =
-      Collect(CollectiveKind::kExchange, mine, to, from, what, deadline);
+      Collect(/*exchanges=*/true, mine, to, from, what, deadline);
   if (!result.ok()) return result.status();
   const auto given = control::ParseResult(*result);
-  if (!given.has_value() || given->size() != from.size())
-    return Unreadable(hosted_);
+  if (!given.has_value() || given->size() != from.size()) return Unreadable();
   std::vector<std::string> values;
   for (const auto& of_peer : *given) values.emplace_back(of_peer.value);
   return values;
@@ -238,11 +224,16 @@ absl::StatusOr<std::vector<std::string>> TcpControlPlane::Exchange(
 
 // One collective: gives the server this rank's part, and waits for its word.
 absl::StatusOr<std::string> TcpControlPlane::Collect(
-    CollectiveKind kind, std::string_view mine, absl::Span<const int32_t> to,
+    bool exchanges, std::string_view mine, absl::Span<const int32_t> to,
     absl::Span<const int32_t> from, std::string_view what, Deadline deadline) {
   Frame frame{.type = FrameType::kContribution, .rank = rank_};
-  frame.payload = control::ContributionPayload(
-      kind, control::RemainingMs(deadline), what, to, from, mine);
+  frame.payload = StructBytes(
+      control::Contribution{.exchanges = exchanges,
+                            .remaining_ms = control::RemainingMs(deadline),
+                            .what = std::string(what),
+                            .to = {to.begin(), to.end()},
+                            .from = {from.begin(), from.end()},
+                            .bytes = std::string(mine)});
   if (frame.payload.size() > control::kPayloadBytesMax) {
     return FailOnAll(absl::ResourceExhaustedError(absl::StrCat(
         std::string(what), ": ", frame.payload.size(),
@@ -272,7 +263,7 @@ absl::StatusOr<std::string> TcpControlPlane::Collect(
   step_failure_ = InterruptionStatus();
   if (step_failure_.ok()) {
     step_failure_ = absl::DeadlineExceededError(
-        absl::StrCat(std::string(what), ": ", control::ListenerOf(hosted_),
+        absl::StrCat(std::string(what), ": ", server_,
                      " did not answer before the deadline"));
   }
   const absl::Status status = step_failure_;
@@ -315,33 +306,14 @@ void TcpControlPlane::OnAbort(
   callback_ = std::move(callback);
 }
 
-// The caller holds `send_mutex_`.
-void TcpControlPlane::Send(const Frame& frame) {
-  if (!unsent_.empty()) {
-    unsent_ += control::Encode(frame);
-    return;
-  }
-  unsent_ = control::Encode(frame);
-  SendSome();
-  if (!unsent_.empty()) eventfd_write(has_unsent_.fd(), 1);
-}
-
 // The caller holds `send_mutex_`. If the connection is at its end, the reading
 // thread finds that too, and why.
-void TcpControlPlane::SendSome() {
-  while (unsent_begin_ < unsent_.size()) {
-    const ssize_t sent = send(link_.socket.fd(), unsent_.data() + unsent_begin_,
-                              unsent_.size() - unsent_begin_, MSG_NOSIGNAL);
-    if (sent >= 0) {
-      unsent_begin_ += static_cast<size_t>(sent);
-    } else if (errno == EAGAIN) {
-      return;
-    } else if (errno != EINTR) {
-      break;
-    }
-  }
-  unsent_ = std::string();
-  unsent_begin_ = 0;
+void TcpControlPlane::Send(const Frame& frame) {
+  const bool waits = joined_.stream.has_unsent();
+  joined_.stream.Queue(control::EncodeShared(frame));
+  if (waits) return;
+  (void)joined_.stream.Flush();
+  if (joined_.stream.has_unsent()) eventfd_write(has_unsent_.fd(), 1);
 }
 
 void TcpControlPlane::SetLost(const absl::Status& status,
@@ -361,13 +333,13 @@ void TcpControlPlane::SetLost(const absl::Status& status,
 void TcpControlPlane::ReadLoop() {
   while (true) {
     absl::StatusOr<Frame> frame = Receive();
-    if (!frame.ok()) SetLost(GoneStatus(hosted_, frame.status()));
+    if (!frame.ok()) SetLost(GoneStatus(frame.status()));
     if (!frame.ok() || !Dispatch(*frame)) break;
     std::unique_lock lock(mutex_);
     TellFailure(lock);
   }
   // The server waits for this before it ends.
-  shutdown(link_.socket.fd(), SHUT_WR);
+  joined_.stream.EndOutput();
   std::unique_lock lock(mutex_);
   read_all_ = true;
   changed_.notify_all();
@@ -376,18 +348,17 @@ void TcpControlPlane::ReadLoop() {
 
 // The server's next frame. Sends what could not be sent before.
 absl::StatusOr<Frame> TcpControlPlane::Receive() {
+  control::FrameStream& stream = joined_.stream;
   while (true) {
-    absl::StatusOr<std::optional<Frame>> frame = control::TakeFrame(link_);
+    absl::StatusOr<std::optional<Frame>> frame = stream.Take();
     if (!frame.ok()) return frame.status();
     if (frame->has_value()) return **std::move(frame);
     std::unique_lock send_lock(send_mutex_);
-    if (!unsent_.empty()) SendSome();
-    const bool sends = !unsent_.empty();
+    (void)stream.Flush();
+    const int events = stream.has_unsent() ? POLLIN | POLLOUT : POLLIN;
     send_lock.unlock();
-    pollfd polled[] = {
-        {link_.socket.fd(),
-         static_cast<short>(sends ? POLLIN | POLLOUT : POLLIN), 0},
-        {has_unsent_.fd(), POLLIN, 0}};
+    pollfd polled[] = {{stream.socket().fd(), static_cast<short>(events), 0},
+                       {has_unsent_.fd(), POLLIN, 0}};
     poll(polled, 2, -1);
     eventfd_t none;
     if (polled[1].revents != 0) eventfd_read(has_unsent_.fd(), &none);
@@ -396,48 +367,32 @@ absl::StatusOr<Frame> TcpControlPlane::Receive() {
 
 // Returns false if nothing more is to be read.
 bool TcpControlPlane::Dispatch(Frame& frame) {
-  if (frame.type == FrameType::kResult) {
-    SetAnswer(frame);
-    return true;
-  }
-  if (frame.type == FrameType::kAborted) {
-    SetAborted(frame);
-    return true;
-  }
-  if (frame.type == FrameType::kGone) {
-    SetLost(control::PayloadStatus(frame.payload));
-  } else if (frame.type == FrameType::kGoodbye) {
+  if (frame.type == FrameType::kGoodbye) {
     // Nobody failed: a step that has begun, and which needs no more
     // collectives, may go on.
-    SetLost(absl::UnavailableError(absl::StrCat(
-                control::ListenerOf(hosted_), " has closed its control plane")),
+    SetLost(absl::UnavailableError(
+                absl::StrCat(server_, " has closed its control plane")),
             frame.step);
-  } else {
-    SetLost(GoneStatus(
-        hosted_, absl::UnavailableError("it does not keep to the protocol")));
+    return false;
   }
-  return false;
-}
-
-void TcpControlPlane::SetAnswer(Frame& frame) {
+  if (frame.type != FrameType::kResult && frame.type != FrameType::kAborted) {
+    SetLost(GoneStatus(control::OffProtocol()));
+    return false;
+  }
   {
     std::lock_guard lock(mutex_);
-    if (frame.step != step_ || frame.sequence != sequence_) return;
-    answer_ = std::move(frame.payload);
-  }
-  changed_.notify_all();
-}
-
-void TcpControlPlane::SetAborted(Frame& frame) {
-  {
-    std::lock_guard lock(mutex_);
-    if (frame.step > step_) {
+    if (frame.type == FrameType::kResult) {
+      if (frame.step == step_ && frame.sequence == sequence_) {
+        answer_ = std::move(frame.payload);
+      }
+    } else if (frame.step > step_) {
       early_.emplace(frame.step, std::move(frame));
     } else if (frame.step == step_ && step_failure_.ok()) {
       TakeFailure(frame);
     }
   }
   changed_.notify_all();
+  return true;
 }
 
 // The caller holds `mutex_`.
@@ -462,51 +417,15 @@ void TcpControlPlane::TellFailure(std::unique_lock<std::mutex>& lock) {
   changed_.notify_all();
 }
 
-absl::Status CheckRendezvous(const TcpRendezvous& rendezvous) {
-  const int32_t size = rendezvous.world_size;
-  if (size < 1 || size > TcpRendezvous::kWorldSizeMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("world size ", size, " is not between 1 and ",
-                     TcpRendezvous::kWorldSizeMax));
-  }
-  if (rendezvous.rank < 0 || rendezvous.rank >= size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rendezvous.rank, " is not one of the ", size, " ranks"));
-  }
-  if ((size > 1 || rendezvous.hosted) &&
-      (rendezvous.host.empty() || rendezvous.port == 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks cannot meet at \"",
-        control::AddressText(rendezvous.host, rendezvous.port), "\""));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
     const TcpRendezvous& rendezvous, ControlPlane::Deadline deadline) {
-  absl::Status status = CheckRendezvous(rendezvous);
-  if (!status.ok()) return status;
-  control::OwnServer own;
-  if (rendezvous.rank == 0 && !rendezvous.hosted) {
-    absl::StatusOr<control::OwnServer> started =
-        control::StartServer(rendezvous, deadline);
-    if (!started.ok()) return started.status();
-    own = *std::move(started);
-    const absl::StatusOr<Frame> answer = control::Meet(
-        rendezvous, deadline, control::AnswerLimit(deadline), own.link);
-    if (!answer.ok()) return answer.status();
-    status = control::AnswerStatus(*answer);
-    if (!status.ok()) return status;
-  } else {
-    absl::StatusOr<Link> link = control::ConnectAndMeet(rendezvous, deadline);
-    if (!link.ok()) return link.status();
-    own.link = *std::move(link);
-  }
-  auto plane = std::make_unique<TcpControlPlane>(
-      rendezvous, std::move(own.server), std::move(own.link));
-  status = plane->StartReading();
+  absl::StatusOr<control::Joined> joined = control::Join(rendezvous, deadline);
+  if (!joined.ok()) return joined.status();
+  auto plane =
+      std::make_unique<TcpControlPlane>(rendezvous, *std::move(joined));
+  absl::Status status = plane->StartReading();
   if (!status.ok()) return status;
   return plane;
 }
@@ -514,17 +433,28 @@ absl::StatusOr<std::unique_ptr<ControlPlane>> ConnectTcp(
 absl::Status EndMeetingTcp(const TcpRendezvous& rendezvous,
                            const absl::Status& reason,
                            ControlPlane::Deadline deadline) {
-  if (rendezvous.rank != 0 || rendezvous.hosted) {
-    return control::ConnectAndEndMeeting(rendezvous, reason, deadline).status();
-  }
-  const absl::Status status = CheckRendezvous(rendezvous);
-  if (!status.ok()) return status;
-  absl::StatusOr<control::OwnServer> own =
-      control::StartServer(rendezvous, deadline);
-  if (!own.ok()) return own.status();
-  const absl::StatusOr<Frame> answer = control::EndMeeting(
-      rendezvous, reason, deadline, control::AnswerLimit(deadline), own->link);
-  return answer.ok() ? control::AnswerStatus(*answer) : answer.status();
+  return control::Join(rendezvous, deadline, &reason).status();
+}
+
+Meeting::Meeting(std::unique_ptr<ControlPlane> control)
+    : control_(std::move(control)) {
+  rendezvous_.rank = control_->rank();
+  rendezvous_.world_size = control_->world_size();
+}
+
+void Meeting::OnAbort(AbortCallback callback) {
+  if (control_ != nullptr) return control_->OnAbort(std::move(callback));
+  on_abort_ = std::move(callback);
+}
+
+absl::Status Meeting::Meet(ControlPlane::Deadline deadline) {
+  if (control_ != nullptr) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<ControlPlane>> control =
+      ConnectTcp(rendezvous_, deadline);
+  if (!control.ok()) return control.status();
+  control_ = *std::move(control);
+  control_->OnAbort(std::exchange(on_abort_, nullptr));
+  return absl::OkStatus();
 }
 
 }  // namespace refit

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "control/own_thread.h"
@@ -108,6 +109,22 @@ absl::StatusOr<Addresses> ResolveUntil(const std::string& host, uint16_t port,
       "the name \"", host, "\" was not resolved before the deadline"));
 }
 
+// What the first address of `host` gives that gives a socket, or else the last
+// one's error.
+absl::StatusOr<Socket> FirstOf(
+    const std::string& host, uint16_t port, Clock::time_point deadline,
+    absl::FunctionRef<absl::StatusOr<Socket>(const addrinfo&)> open) {
+  const absl::StatusOr<Addresses> addresses =
+      ResolveUntil(host, port, deadline);
+  if (!addresses.ok()) return addresses.status();
+  absl::StatusOr<Socket> socket;
+  for (const addrinfo* address = addresses->get();
+       address != nullptr && !socket.ok(); address = address->ai_next) {
+    socket = open(*address);
+  }
+  return socket;
+}
+
 void SetOption(const Socket& socket, int level, int option, int value) {
   // The connection works without any of them, only less well.
   setsockopt(socket.fd(), level, option, &value, sizeof(value));
@@ -128,32 +145,19 @@ Socket NewSocket(int family) {
       ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-absl::StatusOr<Socket> ListenAt(const sockaddr* address, socklen_t size) {
-  Socket socket = NewSocket(address->sa_family);
+absl::StatusOr<Socket> ListenAt(const addrinfo& address) {
+  Socket socket = NewSocket(address.ai_family);
   if (socket.fd() < 0) return ErrnoStatus("socket");
   // A run may follow another at the same port at once.
   SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (address->sa_family == AF_INET6) {
+  if (address.ai_family == AF_INET6) {
     SetOption(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
   }
-  if (bind(socket.fd(), address, size) != 0) return ErrnoStatus("bind");
+  if (bind(socket.fd(), address.ai_addr, address.ai_addrlen) != 0) {
+    return ErrnoStatus("bind");
+  }
   if (listen(socket.fd(), SOMAXCONN) != 0) return ErrnoStatus("listen");
   return socket;
-}
-
-absl::StatusOr<Socket> ListenOnAllInterfaces(uint16_t port) {
-  sockaddr_in6 any6{};
-  any6.sin6_family = AF_INET6;
-  any6.sin6_port = htons(port);
-  any6.sin6_addr = in6addr_any;
-  absl::StatusOr<Socket> socket =
-      ListenAt(reinterpret_cast<sockaddr*>(&any6), sizeof(any6));
-  if (socket.ok()) return socket;
-  sockaddr_in any{};  // the kernel may have no IPv6
-  any.sin_family = AF_INET;
-  any.sin_port = htons(port);
-  any.sin_addr.s_addr = htonl(INADDR_ANY);
-  return ListenAt(reinterpret_cast<sockaddr*>(&any), sizeof(any));
 }
 
 // A port that nobody listens at can be the one the kernel gives to the
@@ -205,36 +209,28 @@ bool NamesLoopback(const std::string& host) {
           inet_addr(host.c_str()) != INADDR_NONE);
 }
 
-std::string BoundText(const Socket& socket) {
+Bound BoundTo(const Socket& socket) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);
-  char host[INET6_ADDRSTRLEN] = "", port[8] = "";
+  char host[INET6_ADDRSTRLEN] = "";
   auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (getsockname(socket.fd(), any, &size) != 0 ||
-      getnameinfo(any, size, host, sizeof(host), port, sizeof(port),
-                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "an unknown address";
-  }
-  const bool ipv6 = absl::StrContains(host, ':');
-  return absl::StrCat(ipv6 ? "[" : "", host, ipv6 ? "]:" : ":", port);
+  if (getsockname(socket.fd(), any, &size) != 0) return {};
+  getnameinfo(any, size, host, sizeof(host), nullptr, 0, NI_NUMERICHOST);
+  // The port is at the same place in both families' addresses.
+  return {host, ntohs(reinterpret_cast<sockaddr_in*>(any)->sin_port)};
 }
 
 absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port,
                               Interfaces interfaces,
                               Clock::time_point deadline) {
   if (interfaces == Interfaces::kAll && !NamesLoopback(host)) {
-    return ListenOnAllInterfaces(port);
+    // The kernel may have no IPv6.
+    absl::StatusOr<Socket> socket =
+        Listen("::", port, Interfaces::kOfHost, deadline);
+    if (socket.ok()) return socket;
+    return Listen("0.0.0.0", port, Interfaces::kOfHost, deadline);
   }
-  const absl::StatusOr<Addresses> addresses =
-      ResolveUntil(host, port, deadline);
-  if (!addresses.ok()) return addresses.status();
-  absl::StatusOr<Socket> socket;
-  for (const addrinfo* address = addresses->get(); address != nullptr;
-       address = address->ai_next) {
-    socket = ListenAt(address->ai_addr, address->ai_addrlen);
-    if (socket.ok()) break;
-  }
-  return socket;
+  return FirstOf(host, port, deadline, ListenAt);
 }
 
 absl::StatusOr<Socket> Accept(const Socket& listener) {
@@ -252,16 +248,9 @@ absl::StatusOr<Socket> Accept(const Socket& listener) {
 
 absl::StatusOr<Socket> Connect(const std::string& host, uint16_t port,
                                Clock::time_point deadline) {
-  const absl::StatusOr<Addresses> addresses =
-      ResolveUntil(host, port, deadline);
-  if (!addresses.ok()) return addresses.status();
-  absl::StatusOr<Socket> socket;
-  for (const addrinfo* address = addresses->get(); address != nullptr;
-       address = address->ai_next) {
-    socket = ConnectTo(*address, deadline);
-    if (socket.ok()) break;
-  }
-  return socket;
+  return FirstOf(host, port, deadline, [&](const addrinfo& address) {
+    return ConnectTo(address, deadline);
+  });
 }
 
 absl::Status CheckHasAddress(const std::string& host) {

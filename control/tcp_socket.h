@@ -38,8 +38,12 @@ absl::StatusOr<Socket> Listen(const std::string& host, uint16_t port,
                               Interfaces interfaces,
                               Clock::time_point deadline);
 
-// Where a socket is bound: "10.0.0.7:29500".
-std::string BoundText(const Socket& socket);
+// Where a socket is bound.
+struct Bound {
+  std::string host = {};  // its address
+  uint16_t port = 0;      // 0: it is not bound
+};
+Bound BoundTo(const Socket& socket);
 
 // The next connection. Errors: kUnavailable, there is none; kResourceExhausted,
 // this process can have no more for now.

@@ -1,14 +1,9 @@
 #include "refit/unique_id.h"
 
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,31 +42,56 @@ uint64_t Checksum(std::string_view bytes) {
       .low();
 }
 
-// How many ids of this process listen while they have no meeting. Another one's
-// port is free again until rank 0 comes: of ids that had meetings first.
+// How many ids of this process listen while they have no meeting, and how many
+// meetings that it hosts have yet to succeed.
 constexpr size_t kListenersMax = 64;
 
-// The ids that this process created; a socket is without a descriptor while a
-// meeting has it, or when too many others came after it.
-struct Created {
-  std::mutex mutex;
-  std::map<uint64_t, Socket> listeners;  // by the id's name
-  std::deque<uint64_t> listening;        // names, the first to close first
+// An id that this process made.
+struct Made {
+  uint64_t name = 0;
+  // Rank 0's, without a descriptor while a meeting has it, or when too many
+  // others came after it: its port is free then until rank 0 comes.
+  Socket listener = {};
+  std::unique_ptr<control::ControlServer> server = nullptr;  // of a host
+};
 
-  void Add(uint64_t name, Socket listener, bool had_meeting) {
+// All of them, the first made first. Hosts that are over are forgotten.
+struct AllMade {
+  std::mutex mutex;
+  std::vector<Made> ids;
+
+  // The caller holds the mutex of these.
+  Made* Find(uint64_t name) {
+    const auto found =
+        std::find_if(ids.begin(), ids.end(),
+                     [&](const Made& id) { return id.name == name; });
+    return found == ids.end() ? nullptr : &*found;
+  }
+  void CloseTheFirst() {
+    size_t listening = 0, waiting = 0;
+    for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+      if (id->listener.fd() >= 0 && ++listening > kListenersMax) {
+        id->listener.Close();
+      }
+      if (id->server != nullptr && !id->server->has_met() &&
+          ++waiting > kListenersMax) {
+        id->server->Stop();
+      }
+    }
+  }
+
+  void Add(Made id) {
     std::lock_guard lock(mutex);
-    if (had_meeting && !listeners.contains(name)) return;
-    listeners[name] = std::move(listener);
-    listening.insert(had_meeting ? listening.begin() : listening.end(), name);
-    if (listening.size() <= kListenersMax) return;
-    listeners[listening.front()].Close();
-    listening.pop_front();
+    std::erase_if(ids, [](const Made& old) {
+      return old.server != nullptr && old.server->is_over();
+    });
+    ids.push_back(std::move(id));
+    CloseTheFirst();
   }
 };
-Created& TheCreated() {
-  static Created& created =
-      *new Created;  // a server's thread may outlive statics
-  return created;
+AllMade& TheMade() {
+  static AllMade& made = *new AllMade;  // a server's thread may outlive statics
+  return made;
 }
 
 // What others reach this host by: `given`, or else what the environment says.
@@ -101,18 +121,6 @@ absl::StatusOr<std::string> HostOfId(std::string_view given) {
                                    interfaces == nullptr ? "" : interfaces);
 }
 
-absl::StatusOr<uint16_t> PortOf(const Socket& listener) {
-  sockaddr_storage address = {};
-  socklen_t size = sizeof(address);
-  if (getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address),
-                  &size) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("getsockname: ", std::strerror(errno)));
-  }
-  // At the same place in both families' addresses.
-  return ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port);
-}
-
 struct NewId {
   UniqueId id;
   Socket listener;
@@ -126,13 +134,12 @@ absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
   absl::StatusOr<Socket> listener = control::Listen(
       host, 0, control::Interfaces::kAll, control::Clock::now());
   if (!listener.ok()) return listener.status();
-  const absl::StatusOr<uint16_t> port = PortOf(*listener);
-  if (!port.ok()) return port.status();
+  const uint16_t port = control::BoundTo(*listener).port;
   NewId made = {.id = {}, .listener = *std::move(listener)};
   made.secret = NewToken();
   std::string payload = PayloadWriter()
                             .Bytes(TokenBytes(made.secret))
-                            .U16(*port)
+                            .U16(port)
                             .Bool(hosted)
                             .U8(static_cast<uint8_t>(host.size()))
                             .Bytes(host)
@@ -145,44 +152,6 @@ absl::StatusOr<NewId> MakeId(std::string_view given_host, bool hosted) {
   return made;
 }
 
-// The meetings that this process serves, the first made first.
-class HostedMeetings {
- public:
-  // Forgets those that are over, and ends the first that never succeeded where
-  // they are too many.
-  void Add(std::unique_ptr<control::ControlServer> added) {
-    std::lock_guard lock(mutex_);
-    std::erase_if(meetings_,
-                  [](const auto& meeting) { return meeting->is_over(); });
-    meetings_.push_back(std::move(added));
-    size_t waiting = 0;
-    for (auto of = meetings_.rbegin(); of != meetings_.rend(); ++of) {
-      if (!(*of)->has_met() && ++waiting > kListenersMax) (*of)->Stop();
-    }
-  }
-
-  HostedMeeting Find(uint64_t id_name) {
-    std::lock_guard lock(mutex_);
-    for (const auto& meeting : meetings_) {
-      if (meeting->id_name() != id_name) continue;
-      // In this order: what ends after it has met has met.
-      const bool is_over = meeting->is_over();
-      return {.has_met = meeting->has_met(),
-              .is_over = is_over,
-              .who_came = meeting->WhoCame()};
-    }
-    return {};
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<control::ControlServer>> meetings_;
-};
-HostedMeetings& TheHosted() {
-  static HostedMeetings& hosted = *new HostedMeetings;  // never destroyed
-  return hosted;
-}
-
 }  // namespace
 
 absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host) {
@@ -190,8 +159,8 @@ absl::StatusOr<UniqueId> CreateUniqueId(std::string_view host) {
   if (!made.ok()) return made.status();
   // Rank 0 may be a child.
   made->listener.LeaveToChildren();
-  TheCreated().Add(control::PublicName(TokenBytes(made->secret)),
-                   std::move(made->listener), /*had_meeting=*/false);
+  TheMade().Add({.name = control::PublicName(TokenBytes(made->secret)),
+                 .listener = std::move(made->listener)});
   return made->id;
 }
 
@@ -211,13 +180,21 @@ absl::StatusOr<UniqueId> HostMeeting(int32_t world_size,
       control::ControlServer::Start(*rendezvous, std::move(made->listener), {});
   if (!server.ok()) return server.status();
   (*server)->Detach();  // nobody may ever come to join it
-  TheHosted().Add(*std::move(server));
+  TheMade().Add({.name = rendezvous->id_name, .server = *std::move(server)});
   return made->id;
 }
 
 HostedMeeting MeetingHostedHere(const UniqueId& id) {
   const absl::StatusOr<TcpRendezvous> place = RendezvousFromUniqueId(id, 0, 1);
-  return place.ok() ? TheHosted().Find(place->id_name) : HostedMeeting();
+  AllMade& all = TheMade();
+  std::lock_guard lock(all.mutex);
+  const Made* const made = place.ok() ? all.Find(place->id_name) : nullptr;
+  if (made == nullptr || made->server == nullptr) return {};
+  // In this order: what ends after it has met has met.
+  const bool is_over = made->server->is_over();
+  return {.has_met = made->server->has_met(),
+          .is_over = is_over,
+          .who_came = made->server->WhoCame()};
 }
 
 absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
@@ -253,33 +230,34 @@ absl::StatusOr<TcpRendezvous> RendezvousFromUniqueId(const UniqueId& id,
 namespace control {
 
 absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
-  Created& created = TheCreated();
-  std::lock_guard lock(created.mutex);
-  const auto found = created.listeners.find(rendezvous.id_name);
-  if (found == created.listeners.end()) {
+  AllMade& all = TheMade();
+  std::lock_guard lock(all.mutex);
+  Made* const made = all.Find(rendezvous.id_name);
+  if (made == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the unique id of ", AddressText(rendezvous.host, rendezvous.port),
         " was not created in this process (", ProcessText(),
         "): rank 0 must be where it was"));
   }
-  std::erase(created.listening, rendezvous.id_name);
   // A child of the creator may have an empty socket.
   int listens = 0;
   socklen_t size = sizeof(listens);
-  if (found->second.fd() < 0 ||
-      getsockopt(found->second.fd(), SOL_SOCKET, SO_ACCEPTCONN, &listens,
-                 &size) != 0 ||
-      listens == 0) {
+  getsockopt(made->listener.fd(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &size);
+  if (listens == 0) {
     return Listen(rendezvous.host, rendezvous.port, Interfaces::kAll,
                   Clock::now());
   }
-  found->second.KeepFromChildren();
-  return std::move(found->second);
+  made->listener.KeepFromChildren();
+  return std::move(made->listener);
 }
 
 void ReturnUniqueIdListener(uint64_t id_name, Socket listener) {
-  if (listener.fd() < 0) return;
-  TheCreated().Add(id_name, std::move(listener), /*had_meeting=*/true);
+  AllMade& all = TheMade();
+  std::lock_guard lock(all.mutex);
+  Made* const made = all.Find(id_name);
+  if (made == nullptr || made->server != nullptr) return;
+  made->listener = std::move(listener);
+  all.CloseTheFirst();
 }
 
 }  // namespace control

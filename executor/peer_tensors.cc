@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "control/payload.h"
+#include "control/compared_structs.h"
 
 namespace refit {
 namespace {
@@ -16,19 +17,15 @@ namespace {
 struct MapOffer {
   std::vector<int32_t> peers;
   std::string exported;
+
+  static auto FieldsOf(auto& self) {
+    return std::tie(self.peers, self.exported);
+  }
 };
 
-std::string WriteOffer(const MapOffer& offer) {
-  return PayloadWriter().Ranks(offer.peers).String(offer.exported).Take();
-}
-
 absl::StatusOr<MapOffer> ReadOffer(std::string_view bytes) {
-  MapOffer offer;
-  if (bytes.empty()) return offer;
-  PayloadReader reader(bytes);
-  offer.peers = reader.Ranks();
-  offer.exported = reader.String();
-  if (reader.Complete()) return offer;
+  if (bytes.empty()) return MapOffer();
+  if (auto offer = ParseStruct<MapOffer>(bytes)) return *std::move(offer);
   return absl::InternalError("tensors offered in a form that is not known");
 }
 
@@ -112,7 +109,7 @@ class PeerMapping {
       offer.peers.push_back(target);
     }
     offer.exported = Export();
-    return status_.ok() ? WriteOffer(offer) : "";
+    return status_.ok() ? StructBytes(offer) : "";
   }
 
   // Unless it offers its tensors, the origin has mapped this rank's.

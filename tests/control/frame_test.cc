@@ -128,7 +128,7 @@ TEST(PayloadReaderTest, BoolIsZeroOrOne) {
 
 TEST(PayloadReaderTest, CountIsAtMostWhatFollows) {
   const std::string bytes = PayloadWriter().U64(2).U32(7).U32(8).Take();
-  EXPECT_EQ(PayloadReader(bytes).Ranks(), std::vector<int32_t>({7, 8}));
+  EXPECT_EQ(ParseStruct<std::vector<int32_t>>(bytes), std::vector({7, 8}));
   EXPECT_EQ(PayloadReader(bytes).Count(5), 0u);
 }
 
@@ -136,7 +136,7 @@ TEST(PayloadReaderTest, EndsAtTheEnd) {
   PayloadReader reader(std::string_view("\x05\0\0\0\0\0\0\0abc", 11));
   EXPECT_EQ(reader.String(), "");
   EXPECT_FALSE(reader.ok());
-  EXPECT_EQ(ParseContribution("short"), std::nullopt);
+  EXPECT_EQ(ParseStruct<Contribution>("short"), std::nullopt);
 }
 
 }  // namespace

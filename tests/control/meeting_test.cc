@@ -95,25 +95,25 @@ TEST_F(ControlMeetingTest, GarbageDoesNotDisturb) {
 }
 
 // Joins by hand, as far as it goes without the other ranks.
-Socket MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
+TalkingStranger MeetByHand(uint16_t port, int32_t rank, int32_t world_size) {
   TalkingStranger stranger(port);
   EXPECT_EQ(stranger.Prove({"127.0.0.1", port, rank, world_size}),
             FrameType::kAccepted);
-  return stranger.TakeSocket();
+  return stranger;
 }
 
 TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
   constexpr uint64_t kGathers = 16;
   std::thread world([&] { MakeWorld(3, {0, 1}); });
-  const Socket mute = MeetByHand(port_, 2, 3);
+  const TalkingStranger mute = MeetByHand(port_, 2, 3);
   world.join();
   for (uint64_t sequence = 1; sequence <= kGathers; ++sequence) {
-    SendText(mute, Encode({.type = FrameType::kContribution,
-                           .sequence = sequence,
-                           .rank = 2,
-                           .payload = control::ContributionPayload(
-                               control::CollectiveKind::kExchange, 60'000,
-                               "plans", {0, 1, 2}, {0, 1, 2}, "")}));
+    SendText(mute.socket(),
+             Encode({.type = FrameType::kContribution,
+                     .sequence = sequence,
+                     .rank = 2,
+                     .payload = StructBytes(control::Contribution{
+                         true, 60'000, "plans", {0, 1, 2}, {0, 1, 2}})}));
   }
   const std::string megabyte(1 << 20, 'x');
   for (const Gathered& gathered : GatherOn({0, 1}, [&](int32_t rank) {
@@ -129,9 +129,9 @@ TEST_F(ControlMeetingTest, RankThatDoesNotReadBlocksNobody) {
 
 TEST_F(ControlMeetingTest, RankThatDoesNotKeepToTheProtocolIsNamed) {
   std::thread world([&] { MakeWorld(3, {0, 1}); });
-  const Socket odd = MeetByHand(port_, 2, 3);
+  const TalkingStranger odd = MeetByHand(port_, 2, 3);
   world.join();
-  SendText(odd, "and now for something else");
+  SendText(odd.socket(), "and now for something else");
   for (const Gathered& gathered :
        GatherOn({0, 1}, [&](int32_t rank) { return Gather(rank); })) {
     ExpectStatus(gathered.status(), absl::StatusCode::kUnavailable,
@@ -146,7 +146,7 @@ TEST_F(ControlMeetingTest, RankThatDiesBeforeAllHaveMetMayComeAgain) {
   };
   OnRanks({0, 1}, [&](int32_t rank) {
     if (rank == 0) return gather(**Connect(0, 3));
-    MeetByHand(port_, 1, 3).Close();
+    MeetByHand(port_, 1, 3);
     absl::StatusOr<std::unique_ptr<ControlPlane>> plane;
     std::thread rank2([&] { gather(**Connect(2, 3)); });
     do {  // until rank 0 has seen that it is gone
@@ -254,7 +254,7 @@ TEST_F(ControlMeetingTest, ChildOfRankZeroThatLivesOnDoesNotHideItsDeath) {
 
 TEST_F(ControlMeetingTest, RankThatDiesBeforeAllHaveMetEndsTheMeeting) {
   OnRanks({0, 2}, [&](int32_t rank) {
-    if (rank == 2) MeetByHand(port_, 1, 4).Close();
+    if (rank == 2) MeetByHand(port_, 1, 4);
     const absl::Status status = Connect(rank, 4).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
     EXPECT_EQ(status.message().find("rank 1 is gone: "), 0u) << status;

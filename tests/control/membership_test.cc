@@ -133,9 +133,9 @@ TEST_F(ControlMembershipTest, ReflectedProofIsRefused) {
   ASSERT_TRUE(control::Await(*listener, POLLIN, Ample()));
   TalkingStranger impostor(*control::Accept(*listener));
   const auto hello = control::ParseHello(impostor.Hear().payload);
-  impostor.Say(FrameType::kChallenge, -1, control::BytesPayload(hello->nonce));
-  const auto proof = control::ParseProof(impostor.Hear().payload);
-  impostor.Say(FrameType::kAccepted, -1, control::BytesPayload(proof->mac));
+  impostor.Say(FrameType::kChallenge, -1, StructBytes(hello->nonce));
+  const auto proof = ParseStruct<control::Proof>(impostor.Hear().payload);
+  impostor.Say(FrameType::kAccepted, -1, StructBytes(proof->mac));
   rank1.join();
 }
 
@@ -180,18 +180,18 @@ TEST_F(ControlMembershipTest, StrangersDeadlineEndsNothing) {
       TalkingStranger stranger(port_);
       const Transcript transcript = stranger.Greet(Rendezvous(rank, 3));
       stranger.Say(FrameType::kProof, rank,
-                   control::ProofPayload(
-                       {{.remaining_ms = 0, .process = "in a hurry"}, {}}));
+                   StructBytes(control::Proof{
+                       {.remaining_ms = 0, .process = "in a hurry"}, {}}));
       EXPECT_EQ(stranger.Hear().type, FrameType::kRefused);
     }
   });
 }
 
 TEST_F(ControlMembershipTest, HalfAFrameDelaysNobodyAndIsDropped) {
-  const std::string hello =
-      control::Encode({.type = FrameType::kHello,
-                       .rank = 2,
-                       .payload = control::HelloPayload({.world_size = 3})});
+  const std::string hello = control::Encode(
+      {.type = FrameType::kHello,
+       .rank = 2,
+       .payload = StructBytes(control::Hello{.world_size = 3})});
   std::vector<Socket> strangers;
   ExpectMeetingDespite([&] {
     for (size_t size : {size_t{1}, size_t{20}, hello.size() - 1}) {

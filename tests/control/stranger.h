@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "control/frame.h"
-#include "control/link.h"
+#include "control/frame_stream.h"
 #include "control/membership.h"
 #include "control/tcp_socket.h"
 #include "tests/control/control_plane_fixture.h"
@@ -48,17 +48,17 @@ inline void SendText(const Socket& socket, const std::string& text) {
 // One that speaks the protocol, frame by frame.
 class TalkingStranger {
  public:
-  explicit TalkingStranger(uint16_t port) : link_{ConnectAsStranger(port)} {}
-  explicit TalkingStranger(Socket socket) : link_{std::move(socket)} {}
+  explicit TalkingStranger(uint16_t port) : stream_(ConnectAsStranger(port)) {}
+  explicit TalkingStranger(Socket socket) : stream_(std::move(socket)) {}
 
   void Say(control::FrameType type, int32_t rank, std::string payload) {
     said_ += control::Encode(
         {.type = type, .rank = rank, .payload = std::move(payload)});
-    SendText(link_.socket, said_.substr(sent_));
+    SendText(stream_.socket(), said_.substr(sent_));
     sent_ = said_.size();
   }
   control::Frame Hear() {
-    absl::StatusOr<control::Frame> frame = ReceiveFrame(link_, Ample());
+    absl::StatusOr<control::Frame> frame = ReceiveFrame(stream_, Ample());
     EXPECT_TRUE(frame.ok()) << frame.status();
     return frame.ok() ? *std::move(frame) : control::Frame{};
   }
@@ -71,12 +71,11 @@ class TalkingStranger {
                   .id_name = who.id_name,
                   .nonce = control::NewNonce()},
         .claims = {.remaining_ms = 60'000, .process = "by hand"}};
-    Say(control::FrameType::kHello, who.rank,
-        control::HelloPayload(transcript.hello));
+    Say(control::FrameType::kHello, who.rank, StructBytes(transcript.hello));
     const control::Frame challenge = Hear();
     EXPECT_EQ(challenge.type, control::FrameType::kChallenge);
-    transcript.challenge =
-        control::ParseBytes(challenge.payload).value_or(control::Nonce{});
+    transcript.challenge = ParseStruct<control::Nonce>(challenge.payload)
+                               .value_or(control::Nonce{});
     return transcript;
   }
   // Does what a rank does that has `who.secret`. Returns the type of the
@@ -84,19 +83,18 @@ class TalkingStranger {
   control::FrameType Prove(const TcpRendezvous& who) {
     const control::Transcript transcript = Greet(who);
     Say(control::FrameType::kProof, who.rank,
-        control::ProofPayload(
-            {transcript.claims, control::Membership(who.secret)
-                                    .Prove(control::End::kRank, transcript)}));
+        StructBytes(control::Proof{
+            transcript.claims, control::Membership(who.secret)
+                                   .Prove(control::End::kRank, transcript)}));
     return Hear().type;
   }
 
   // All that it has said.
   const std::string& said() const { return said_; }
-  const Socket& socket() const { return link_.socket; }
-  Socket TakeSocket() { return std::move(link_.socket); }
+  const Socket& socket() const { return stream_.socket(); }
 
  private:
-  control::Link link_;
+  control::FrameStream stream_;
   std::string said_;
   size_t sent_ = 0;  // of it
 };

@@ -52,27 +52,28 @@ void Do(const control::Frame& frame, control::CollectiveSteps& steps) {
     case control::FrameType::kHello: {
       const auto hello = control::ParseHello(frame.payload);
       if (hello.has_value() && hello->version == control::kProtocolVersion) {
-        Require(control::HelloPayload(*hello) == frame.payload);
+        Require(refit::StructBytes(*hello) == frame.payload);
       }
       break;
     }
     case control::FrameType::kProof: {
-      const auto proof = control::ParseProof(frame.payload);
+      const auto proof = refit::ParseStruct<control::Proof>(frame.payload);
       if (proof.has_value()) {
-        Require(control::ProofPayload(*proof) == frame.payload);
+        Require(refit::StructBytes(*proof) == frame.payload);
       }
       break;
     }
     case control::FrameType::kChallenge:
     case control::FrameType::kAccepted:
-      Require(control::ParseBytes(frame.payload).has_value() ==
+      Require(refit::ParseStruct<control::Nonce>(frame.payload).has_value() ==
               (frame.payload.size() == 32));
       break;
     case control::FrameType::kBegin:
       (void)steps.Begin(rank, frame.step, frame.sequence);
       break;
     case control::FrameType::kContribution: {
-      auto contribution = control::ParseContribution(frame.payload);
+      auto contribution =
+          refit::ParseStruct<control::Contribution>(frame.payload);
       if (contribution.has_value()) {
         (void)steps.Contribute(rank, frame.step, frame.sequence,
                                *std::move(contribution),
@@ -94,7 +95,6 @@ void Do(const control::Frame& frame, control::CollectiveSteps& steps) {
     case control::FrameType::kRefused:
     case control::FrameType::kLater:
     case control::FrameType::kAborted:
-    case control::FrameType::kGone:
       Require(!control::PayloadStatus(frame.payload).ok());
       break;
   }
