@@ -295,7 +295,7 @@ bool ControlServer::HandleProof(Connection& connection, const Frame& frame) {
     processes_[rank] = proof->claims.process;
   }
   std::erase_if(left_, [&](const Left& left) { return left.rank == rank; });
-  if (Absent().empty()) {
+  if (AbsentCount() == 0) {
     phase_ = Phase::kMet;
     has_met_ = true;
     SendToAll({.type = FrameType::kWelcome});
@@ -505,15 +505,11 @@ bool ControlServer::Refuse(Connection& connection, const absl::Status& status,
   return true;
 }
 
-bool ControlServer::NobodyIsHere() const {
-  return Absent().size() == by_rank_.size();
-}
-
 // Whether the ranks have met, and one is not there any more. Whoever comes now
 // comes for the next meeting, which begins when this one is closed; a host has
 // none.
 bool ControlServer::IsLeft() const {
-  return phase_ == Phase::kMet && !Absent().empty();
+  return phase_ == Phase::kMet && AbsentCount() > 0;
 }
 
 absl::Status ControlServer::UsedStatus() const {

@@ -3,6 +3,7 @@
 #ifndef REFIT_CONTROL_SERVER_H_
 #define REFIT_CONTROL_SERVER_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -131,7 +132,11 @@ class ControlServer {
   // calls do where the sender keeps to the protocol.
   bool Refuse(Connection& connection, const absl::Status& status,
               FrameType type = FrameType::kRefused);
-  bool NobodyIsHere() const;
+  size_t AbsentCount() const {
+    return static_cast<size_t>(
+        std::count(by_rank_.begin(), by_rank_.end(), nullptr));
+  }
+  bool NobodyIsHere() const { return AbsentCount() == by_rank_.size(); }
   bool IsLeft() const;
   absl::Status UsedStatus() const;
   // All ranks have met and left.
