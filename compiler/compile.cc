@@ -552,7 +552,7 @@ absl::StatusOr<std::vector<uint8_t>> Compile(const Job& job,
 absl::StatusOr<std::vector<uint8_t>> CompileFile(const std::string& path,
                                                  const CompileOptions& options,
                                                  Diagnostics& diagnostics) {
-  const std::optional<Job> job = ReadJob(path, diagnostics);
+  const std::optional<Job> job = ReadJob(path, diagnostics, "refitc");
   if (!job.has_value()) return JobHasErrors();
   return Compile(*job, options, diagnostics);
 }

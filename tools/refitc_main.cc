@@ -224,7 +224,7 @@ static int Main(int argc, char** argv) {
       (arguments.output.empty() && arguments.emit != "plan");
   refit::Diagnostics diagnostics(arguments.warnings_are_errors);
   const std::optional<refit::Job> job =
-      refit::ReadJob(parsed.positional[0], diagnostics);
+      refit::ReadJob(parsed.positional[0], diagnostics, "refitc");
   if (!job.has_value()) {
     std::cerr << diagnostics.Render();
     return refit::kExitError;

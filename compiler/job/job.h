@@ -263,7 +263,7 @@ inline constexpr int64_t kJobBytesMax = int64_t{64} << 20;
 // relative to the working directory). Messages say that `reader` takes a job.
 // Returns nullopt after an error.
 std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics,
-                           std::string_view reader = "refitc");
+                           std::string_view reader);
 
 // The same for a job that is no file: `file` has its text and the name to show
 // in diagnostics, and paths in it are relative to `directory` ("": the working
@@ -271,7 +271,7 @@ std::optional<Job> ReadJob(const std::string& path, Diagnostics& diagnostics,
 std::optional<Job> ReadJobText(std::shared_ptr<const SourceFile> file,
                                const std::string& directory,
                                Diagnostics& diagnostics,
-                               std::string_view reader = "refitc");
+                               std::string_view reader);
 
 }  // namespace refit
 

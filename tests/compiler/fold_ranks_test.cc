@@ -69,7 +69,7 @@ Stats StatsOf(const std::string& text, bool folds) {
   file->path = "job.json";
   file->text = text;
   Diagnostics diagnostics;
-  const std::optional<Job> job = ReadJobText(file, "", diagnostics);
+  const std::optional<Job> job = ReadJobText(file, "", diagnostics, "refitc");
   const std::optional<Model> model = ReadModel(*job, diagnostics);
   Module module;
   module.limits = {.bucket_bytes = int64_t{256} << 20,

@@ -28,7 +28,7 @@ ReadResult Read(std::string_view text) {
   const std::string path = directory.Write("job.json", text);
   Diagnostics diagnostics;
   ReadResult result;
-  result.job = ReadJob(path, diagnostics);
+  result.job = ReadJob(path, diagnostics, "refitc");
   result.errors = directory.Relative(diagnostics.Render());
   return result;
 }
@@ -74,7 +74,7 @@ TEST(JobTest, ModelPathsAreRelativeToTheJob) {
                       R"({"model": "../models", "source": {"layout": "vllm"},
           "destination": {"layout": "vllm"}})");
   Diagnostics diagnostics;
-  const std::optional<Job> job = ReadJob(path, diagnostics);
+  const std::optional<Job> job = ReadJob(path, diagnostics, "refitc");
   ASSERT_TRUE(job.has_value()) << diagnostics.Render();
   EXPECT_EQ(job->model.config_path,
             directory.Path("jobs/../models/config.json"));
@@ -592,8 +592,8 @@ TEST(JobFileTest, NotUtf8) {
 
 TEST(JobFileTest, MissingFileAndDirectory) {
   Diagnostics diagnostics;
-  EXPECT_FALSE(ReadJob("no/such/job.json", diagnostics).has_value());
-  EXPECT_FALSE(ReadJob("/", diagnostics).has_value());
+  EXPECT_FALSE(ReadJob("no/such/job.json", diagnostics, "refitc").has_value());
+  EXPECT_FALSE(ReadJob("/", diagnostics, "refitc").has_value());
   EXPECT_EQ(diagnostics.Render(),
             "no/such/job.json: error: cannot be opened: No such file or "
             "directory\n"
@@ -605,7 +605,7 @@ TEST(JobFileTest, ManyMegabytesAreRefusedUnread) {
   const std::string path = directory.Write("job.json", "{");
   std::filesystem::resize_file(path, 100'000'000);
   Diagnostics diagnostics;
-  EXPECT_FALSE(ReadJob(path, diagnostics).has_value());
+  EXPECT_FALSE(ReadJob(path, diagnostics, "refitc").has_value());
   EXPECT_EQ(directory.Relative(diagnostics.Render()),
             "job.json: error: file has 100000000 bytes; wanted at most "
             "67108864\n");
@@ -613,7 +613,7 @@ TEST(JobFileTest, ManyMegabytesAreRefusedUnread) {
 
 TEST(JobFileTest, EndlessInputIsRefused) {
   Diagnostics diagnostics;
-  EXPECT_FALSE(ReadJob("/dev/zero", diagnostics).has_value());
+  EXPECT_FALSE(ReadJob("/dev/zero", diagnostics, "refitc").has_value());
   EXPECT_EQ(diagnostics.Render(),
             "/dev/zero: error: file has more than 67108864 bytes; wanted at "
             "most 67108864\n");

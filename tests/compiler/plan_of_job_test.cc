@@ -170,7 +170,7 @@ Job ReadText(const std::string& text) {
   std::optional<Job> job =
       ReadJobText(std::make_shared<const SourceFile>(
                       SourceFile{.path = "job.json", .text = text}),
-                  "", diagnostics);
+                  "", diagnostics, "refitc");
   EXPECT_TRUE(job.has_value()) << diagnostics.Render();
   return *std::move(job);
 }

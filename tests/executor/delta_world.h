@@ -31,7 +31,8 @@ inline PlanFile PlanOfJob(
   auto file = std::make_shared<SourceFile>();
   file->path = "job.json";
   file->text = text;
-  const std::optional<Job> job = ReadJobText(file, directory, diagnostics);
+  const std::optional<Job> job =
+      ReadJobText(file, directory, diagnostics, "refitc");
   EXPECT_TRUE(job.has_value()) << diagnostics.Render();
   auto bytes = Compile(*job, {.change_limits = change_limits}, diagnostics);
   EXPECT_TRUE(bytes.ok()) << bytes.status() << diagnostics.Render();

@@ -26,7 +26,7 @@ void CompileBytes(const uint8_t* data, size_t size) {
   if (file < 0 || write(file, data, size) != static_cast<ssize_t>(size)) return;
   Diagnostics diagnostics;
   const std::optional<Job> job =
-      ReadJob("/proc/self/fd/" + std::to_string(file), diagnostics);
+      ReadJob("/proc/self/fd/" + std::to_string(file), diagnostics, "refitc");
   std::optional<Model> model;
   if (job.has_value()) model = ReadModel(*job, diagnostics);
   close(file);

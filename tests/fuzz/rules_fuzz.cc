@@ -85,7 +85,7 @@ void CompileRules(const uint8_t* data, size_t size) {
                                                 "layout": ")",
                             kDestinations[size % 3], "\"}}");
   Diagnostics diagnostics;
-  const std::optional<Job> job = ReadJobText(file, "", diagnostics);
+  const std::optional<Job> job = ReadJobText(file, "", diagnostics, "refitc");
   if (!job.has_value()) std::abort();
   const std::optional<Model> model = ReadModel(*job, diagnostics);
   diagnostics.Render();

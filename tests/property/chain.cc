@@ -40,7 +40,7 @@ Compiled CompileText(const std::string& text,
   const TemporaryDirectory directory;
   Diagnostics diagnostics;
   const std::optional<Job> job =
-      ReadJob(directory.Write("job.json", text), diagnostics);
+      ReadJob(directory.Write("job.json", text), diagnostics, "refitc");
   if (!job.has_value()) {
     return {.bytes = {},
             .error = absl::StrCat("ReadJob: ",

@@ -31,7 +31,7 @@ std::map<std::string, Module, std::less<>> ModulesByPass() {
       "tensors": [{"match": "*", "mesh": "m", "placements": ["Replicate"]}]},
     "topology": {"gpus_per_host": 4}, "options": {"peer": "staged"}})job";
   Diagnostics diagnostics;
-  const std::optional<Job> job = ReadJobText(file, "", diagnostics);
+  const std::optional<Job> job = ReadJobText(file, "", diagnostics, "refitc");
   EXPECT_TRUE(job.has_value()) << diagnostics.Render();
   const auto bytes =
       Compile(*job,

@@ -205,7 +205,7 @@ TEST(ProbeTest, AJobReadsWhatIsPrinted) {
           .text = "{\"model\": \"c\", \"source\": {\"layout\": \"vllm\"}, "
                   "\"destination\": {\"layout\": \"vllm\"}, \"topology\": " +
                   sys.Json() + "}"}),
-      "", diagnostics);
+      "", diagnostics, "refitc");
   ASSERT_TRUE(job.has_value()) << diagnostics.Render();
   EXPECT_EQ(job->topology.gpus_per_host.value, 1);
   EXPECT_EQ(job->topology.gpus_per_nic.value, 1);
