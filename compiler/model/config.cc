@@ -1,10 +1,12 @@
 #include "compiler/model/config.h"
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "compiler/job/text_file.h"
 
 namespace refit {
 namespace {
@@ -12,7 +14,34 @@ namespace {
 // Each layer and expert is a number in memory.
 constexpr IntegerRange kCountRange = {.min = 1, .max = 100'000};
 
+// Of the dtype "torch.bfloat16"; "": it is none.
+std::string_view DTypeWord(const JsonValue* dtype) {
+  if (dtype == nullptr || dtype->AsString() == nullptr) return "";
+  const std::string_view word = *dtype->AsString();
+  return word.substr(word.starts_with("torch.") ? 6 : 0);
+}
+
 }  // namespace
+
+std::optional<JsonDocument> ReadJsonFile(const std::string& path,
+                                         const Place& asked,
+                                         int64_t size_bytes_max,
+                                         std::string_view what,
+                                         Diagnostics& diagnostics) {
+  const absl::StatusOr<std::shared_ptr<const SourceFile>> file =
+      ReadTextFile(path, size_bytes_max);
+  if (!file.ok()) {
+    diagnostics.Error(asked, "%s: %s", Quoted(path), file.status().message());
+    return std::nullopt;
+  }
+  std::optional<JsonDocument> document =
+      ParseJson(*file, (*file)->text, diagnostics);
+  if (!document.has_value()) return std::nullopt;
+  if (!ValueReader(*document, diagnostics).IsObject(document->root, what)) {
+    return std::nullopt;
+  }
+  return document;
+}
 
 const JsonValue* ConfigReader::FindSet(std::string_view key) {
   const JsonValue* value = object_.Find(key);
@@ -32,21 +61,13 @@ ConfigReader ConfigReader::Text() {
   ConfigReader text = Part("text_config", this);
   const auto [key, value] = text.FindDType();
   const JsonValue* beside = FindDType().second;
-  const auto name = [](const JsonValue* dtype) -> std::string_view {
-    const std::string* word = dtype->AsString();
-    if (word == nullptr) return "";
-    constexpr std::string_view kModule = "torch.";
-    std::string_view known = *word;
-    if (known.starts_with(kModule)) known.remove_prefix(kModule.size());
-    return known;
-  };
-  if (beside != nullptr && !name(value).empty() && !name(beside).empty() &&
-      name(value) != name(beside)) {
+  const std::string_view name = DTypeWord(value), other = DTypeWord(beside);
+  if (!name.empty() && !other.empty() && name != other) {
     diagnostics().Error(
         object_.values().PlaceOf(*value),
         "%s of text_config is %s, and the one beside it %s: frameworks differ "
         "in which they take; wanted both alike",
-        key, name(value), name(beside));
+        key, name, other);
   }
   return text;
 }
@@ -140,10 +161,8 @@ DType ConfigReader::WeightDType() {
   if (value == nullptr) return DType::kBf16;
   const std::string* text = object_.values().String(*value, key, kWanted);
   if (text == nullptr) return DType::kBf16;
-  std::string_view name = *text;
-  if (name.starts_with("torch.")) name.remove_prefix(6);
   for (const auto& [known, dtype] : kNames) {
-    if (known == name) return dtype;
+    if (known == DTypeWord(value)) return dtype;
   }
   object_.values().Error(*value, "unknown %s %s; wanted %s", key, Quoted(*text),
                          kWanted);

@@ -1,4 +1,5 @@
-// The keys of a Hugging Face config.json.
+// The keys of a Hugging Face config.json, and the JSON files that models are
+// made of.
 #ifndef REFIT_COMPILER_MODEL_CONFIG_H_
 #define REFIT_COMPILER_MODEL_CONFIG_H_
 
@@ -10,10 +11,19 @@
 #include <vector>
 
 #include "compiler/diagnostics.h"
+#include "compiler/job/json.h"
 #include "compiler/job/object_reader.h"
 #include "plan/dtype.h"
 
 namespace refit {
+
+// The object in the file `path`, of at most `size_bytes_max` bytes, that was
+// named at `asked`. `what` is what messages call it. Nullopt after an error.
+std::optional<JsonDocument> ReadJsonFile(const std::string& path,
+                                         const Place& asked,
+                                         int64_t size_bytes_max,
+                                         std::string_view what,
+                                         Diagnostics& diagnostics);
 
 // Reads keys and reports those that are missing or wrong; null counts as
 // missing, as Transformers writes it for "not set". After a report a harmless
@@ -51,6 +61,8 @@ class ConfigReader {
   // Those of "vision_config", and no others.
   ConfigReader Vision();
 
+  // nullptr: missing.
+  const JsonValue* FindSet(std::string_view key);
   bool Has(std::string_view key) { return FindSet(key) != nullptr; }
   // Whether the file has the key, be it null.
   bool IsThere(std::string_view key);
@@ -79,7 +91,6 @@ class ConfigReader {
   // The reader of an object in this one; of this one where there is none.
   ConfigReader Part(std::string_view key, ConfigReader* outer);
 
-  const JsonValue* FindSet(std::string_view key);
   // The dtype's key and value; nullptr: there is none.
   std::pair<std::string_view, const JsonValue*> FindDType();
   const JsonValue* Require(std::string_view key, std::string_view wanted);

@@ -15,7 +15,6 @@
 #include "compiler/job/text_file.h"
 #include "compiler/model/config.h"
 #include "compiler/model/family.h"
-#include "compiler/model/json_file.h"
 #include "compiler/model/rules/rules.h"
 #include "compiler/model/safetensors.h"
 #include "compiler/model/stacks.h"
@@ -32,30 +31,27 @@ std::string ShapeText(const Dims& shape) { return absl::StrJoin(shape, "x"); }
 
 // The known class that is most like one that the config names. Of an unknown
 // family "architectures" may be anything.
-const BuiltInRules* LikeClass(const ConfigReader& config) {
+const BuiltInRules* LikeClass(ConfigReader& config) {
   std::vector<std::string_view> names;
   for (const BuiltInRules& rules : AllBuiltInRules()) {
-    if (rules.transformers_class.empty()) continue;
-    names.push_back(rules.transformers_class);
-  }
-  for (const JsonMember& member : config.members()) {
-    if (member.key != "architectures" || member.value.AsArray() == nullptr) {
-      continue;
+    if (!rules.transformers_class.empty()) {
+      names.push_back(rules.transformers_class);
     }
-    for (const JsonValue& name : *member.value.AsArray()) {
-      if (name.AsString() == nullptr) continue;
-      const std::string like = NearestWord(*name.AsString(), names);
-      for (const BuiltInRules& rules : AllBuiltInRules()) {
-        if (!like.empty() && rules.transformers_class == like) return &rules;
-      }
+  }
+  const JsonValue* named = config.FindSet("architectures");
+  if (named == nullptr || named->AsArray() == nullptr) return nullptr;
+  for (const JsonValue& name : *named->AsArray()) {
+    if (name.AsString() == nullptr) continue;
+    const std::string like = NearestWord(*name.AsString(), names);
+    for (const BuiltInRules& rules : AllBuiltInRules()) {
+      if (!like.empty() && rules.transformers_class == like) return &rules;
     }
   }
   return nullptr;
 }
 
 // Says what else a model of an unknown family can be moved by.
-std::string UnknownFamily(const std::string& model_type,
-                          const ConfigReader& config) {
+std::string UnknownFamily(const std::string& model_type, ConfigReader& config) {
   std::string like;
   if (const BuiltInRules* found = LikeClass(config)) {
     like = absl::StrFormat(
@@ -442,19 +438,6 @@ void ApplyExcludes(const OptionsSpec& options, Model& model,
                       "options.exclude matches every parameter, so that "
                       "nothing is left to move; wanted globs that leave some");
   }
-}
-
-std::string ModelListing(const Model& model) {
-  std::string listing;
-  for (const Param& param : model.params) {
-    const std::string rest =
-        absl::StrFormat("\t%s\t%s\n", SafetensorsDTypeName(param.dtype),
-                        ShapeText(param.StoredShape()));
-    for (const std::string& name : MemberNames(param)) {
-      absl::StrAppend(&listing, name, rest);
-    }
-  }
-  return listing;
 }
 
 }  // namespace refit

@@ -107,6 +107,13 @@ struct Model {
   Located<std::string> quant_method;
 };
 
+// Whether only multi-head latent attention has the role, or attention like it.
+bool IsLatent(ParamRole role);
+
+// What of the param contradicts its role in a model of this architecture, as in
+// "has 3 rows; wanted 4"; "" for nothing.
+std::string ShapeMistake(const Param& param, const Architecture& architecture);
+
 // Reads the model a job names. Errors: multi-token-prediction layers or a
 // vision tower asked of a model that has none, missing or malformed file,
 // unknown model_type (with the known ones), missing or wrong config keys, a
@@ -118,16 +125,16 @@ std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics);
 // which a layer has only some.
 void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics);
 
+// Reports the first role that a layer lacks beside others that frameworks join
+// with it. True when there is none.
+bool CheckMissingRoles(const Model& model, Diagnostics& diagnostics);
+
 // Marks what `options.exclude` matches as skipped, splitting stacks where a
 // glob matches only some members. A glob may match nothing: one list of globs
 // serves models with and without, say, multi-token-prediction layers. Globs
 // that leave nothing to move are an error.
 void ApplyExcludes(const OptionsSpec& options, Model& model,
                    Diagnostics& diagnostics);
-
-// One parameter a line, "name<TAB>DTYPE<TAB>2x3" (safetensors dtype names), in
-// no particular order: what shared model lists are compared with.
-std::string ModelListing(const Model& model);
 
 }  // namespace refit
 

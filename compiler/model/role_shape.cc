@@ -1,139 +1,98 @@
-#include "compiler/model/role_shape.h"
-
+// What a role says of the shape and the numbers of its params.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string_view>
+#include <vector>
 
 #include "absl/strings/str_format.h"
+#include "compiler/model/model.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 namespace {
 
-// Whether the role is of a part that the architecture lacks, so that nothing is
-// known of its shape.
-bool IsOfMissingPart(ParamRole role, const Architecture& a) {
-  const std::string_view word = FormOf(role).word;
-  if (word.starts_with("mamba_")) return !a.mamba.has_value();
-  if (word.starts_with("delta_")) return !a.delta.has_value();
-  return IsLatent(role) && !a.latent.has_value();
+using enum ParamRole;
+
+// What the architecture gives the tensors of some roles; of the others any
+// number.
+struct KnownExtent {
+  std::vector<ParamRole> roles;
+  int64_t extent;
+};
+
+std::optional<int64_t> Wanted(ParamRole role,
+                              const std::vector<KnownExtent>& known) {
+  for (const KnownExtent& of : known) {
+    if (llvm::is_contained(of.roles, role)) return of.extent;
+  }
+  return std::nullopt;
 }
 
-// The rows that the architecture gives a role's tensor; nullopt: any.
-std::optional<int64_t> RowsWanted(ParamRole role, const Architecture& a) {
-  const LatentAttention latent = a.latent.value_or(LatentAttention{});
-  const MambaSizes mamba = a.mamba.value_or(MambaSizes{});
-  const DeltaNetSizes delta = a.delta.value_or(DeltaNetSizes{});
-  switch (role) {
-    case ParamRole::kQuery:
-    case ParamRole::kQueryBias:
-      return a.heads * a.query_head_rows();
-    case ParamRole::kKey:
-    case ParamRole::kValue:
-    case ParamRole::kKeyBias:
-    case ParamRole::kValueBias:
-      return a.kv_heads * a.head_dim;
-    case ParamRole::kLatentQuery:
-    case ParamRole::kQueryUp:
-      return a.heads * (latent.nope_dim + latent.rope_dim);
-    case ParamRole::kKeyValueUp:
-      return a.heads * (latent.nope_dim + latent.value_dim);
-    case ParamRole::kQueryDown:
-    case ParamRole::kQueryDownNorm:
-      return latent.query_rank;
-    case ParamRole::kKeyValueDown:
-      return latent.key_value_rank + latent.rope_dim;
-    case ParamRole::kKeyValueDownNorm:
-      return latent.key_value_rank;
-    case ParamRole::kMambaIn:
-    case ParamRole::kMambaInBias:
-      return 2 * (mamba.inner() + mamba.shared()) + mamba.heads;
-    case ParamRole::kMambaConv:
-    case ParamRole::kMambaConvBias:
-      return mamba.inner() + 2 * mamba.shared();
-    case ParamRole::kMambaALog:
-    case ParamRole::kMambaD:
-    case ParamRole::kMambaDtBias:
-      return mamba.heads;
-    case ParamRole::kMambaGatedNorm:
-      return mamba.inner();
-    case ParamRole::kDeltaQkv:
-    case ParamRole::kDeltaConv:
-      return 2 * delta.keys() + delta.values();
-    case ParamRole::kDeltaZ:
-      return delta.values();
-    case ParamRole::kDeltaB:
-    case ParamRole::kDeltaA:
-    case ParamRole::kDeltaALog:
-    case ParamRole::kDeltaDtBias:
-      return delta.value_heads;
-    case ParamRole::kDeltaGatedNorm:
-      return delta.value_dim;
-    case ParamRole::kDeltaQkvz:
-      return 2 * (delta.keys() + delta.values());
-    case ParamRole::kDeltaBa:
-      return 2 * delta.value_heads;
-    case ParamRole::kAttentionSinks:
-    case ParamRole::kAttentionSinksFp32:
-      return a.heads;
-    case ParamRole::kQueryHeadsNorm:
-      return a.heads * a.head_dim;
-    case ParamRole::kKeyHeadsNorm:
-      return a.kv_heads * a.head_dim;
-    case ParamRole::kEmbedding:
-    case ParamRole::kOutputHead:
-      return a.vocab;
-    case ParamRole::kRouter:
-    case ParamRole::kRouterCorrection:
-    case ParamRole::kStackedExpertGateUp:
-    case ParamRole::kStackedExpertDown:
-    case ParamRole::kFusedExpertGateUp:
-    case ParamRole::kFusedExpertGateUpBias:
-    case ParamRole::kFusedExpertGateThenUp:
-    case ParamRole::kFusedExpertDown:
-    case ParamRole::kFusedExpertDownBias:
-      return a.experts;
-    default:
-      return std::nullopt;
+// Of a part that the architecture lacks nothing is known.
+std::vector<KnownExtent> KnownRows(const Architecture& a) {
+  std::vector<KnownExtent> rows = {
+      {{kQuery, kQueryBias}, a.heads * a.query_head_rows()},
+      {{kKey, kValue, kKeyBias, kValueBias, kKeyHeadsNorm},
+       a.kv_heads * a.head_dim},
+      {{kQueryHeadsNorm}, a.heads * a.head_dim},
+      {{kAttentionSinks, kAttentionSinksFp32}, a.heads},
+      {{kEmbedding, kOutputHead}, a.vocab},
+      {{kRouter, kRouterCorrection, kStackedExpertGateUp, kStackedExpertDown,
+        kFusedExpertGateUp, kFusedExpertGateUpBias, kFusedExpertGateThenUp,
+        kFusedExpertDown, kFusedExpertDownBias},
+       a.experts}};
+  if (const auto& latent = a.latent) {
+    rows.insert(
+        rows.end(),
+        {{{kLatentQuery, kQueryUp},
+          a.heads * (latent->nope_dim + latent->rope_dim)},
+         {{kKeyValueUp}, a.heads * (latent->nope_dim + latent->value_dim)},
+         {{kQueryDown, kQueryDownNorm}, latent->query_rank},
+         {{kKeyValueDown}, latent->key_value_rank + latent->rope_dim},
+         {{kKeyValueDownNorm}, latent->key_value_rank}});
   }
+  if (const auto& mamba = a.mamba) {
+    const int64_t conv = mamba->inner() + 2 * mamba->shared();
+    rows.insert(
+        rows.end(),
+        {{{kMambaIn, kMambaInBias}, mamba->inner() + conv + mamba->heads},
+         {{kMambaConv, kMambaConvBias}, conv},
+         {{kMambaALog, kMambaD, kMambaDtBias}, mamba->heads},
+         {{kMambaGatedNorm}, mamba->inner()}});
+  }
+  if (const auto& delta = a.delta) {
+    rows.insert(
+        rows.end(),
+        {{{kDeltaQkv, kDeltaConv}, 2 * delta->keys() + delta->values()},
+         {{kDeltaZ}, delta->values()},
+         {{kDeltaB, kDeltaA, kDeltaALog, kDeltaDtBias}, delta->value_heads},
+         {{kDeltaGatedNorm}, delta->value_dim},
+         {{kDeltaQkvz}, 2 * (delta->keys() + delta->values())},
+         {{kDeltaBa}, 2 * delta->value_heads}});
+  }
+  return rows;
 }
 
-// And the columns.
-std::optional<int64_t> ColumnsWanted(ParamRole role, const Architecture& a) {
-  const LatentAttention latent = a.latent.value_or(LatentAttention{});
-  const MambaSizes mamba = a.mamba.value_or(MambaSizes{});
-  const DeltaNetSizes delta = a.delta.value_or(DeltaNetSizes{});
-  switch (role) {
-    case ParamRole::kAttentionOutput:
-      return a.heads * (a.latent.has_value() ? latent.value_dim : a.head_dim);
-    case ParamRole::kQueryUp:
-      return latent.query_rank;
-    case ParamRole::kKeyValueUp:
-      return latent.key_value_rank;
-    case ParamRole::kDeltaOut:
-      return delta.values();
-    case ParamRole::kMambaOut:
-      return mamba.inner();
-    default:
-      return std::nullopt;
+std::vector<KnownExtent> KnownColumns(const Architecture& a) {
+  std::vector<KnownExtent> columns = {
+      {{kAttentionOutput},
+       a.heads * (a.latent.has_value() ? a.latent->value_dim : a.head_dim)}};
+  if (const auto& latent = a.latent) {
+    columns.push_back({{kQueryUp}, latent->query_rank});
+    columns.push_back({{kKeyValueUp}, latent->key_value_rank});
   }
+  if (a.delta.has_value()) columns.push_back({{kDeltaOut}, a.delta->values()});
+  if (a.mamba.has_value()) columns.push_back({{kMambaOut}, a.mamba->inner()});
+  return columns;
 }
 
 }  // namespace
 
 bool IsLatent(ParamRole role) {
-  switch (role) {
-    case ParamRole::kLatentQuery:
-    case ParamRole::kQueryDown:
-    case ParamRole::kQueryDownNorm:
-    case ParamRole::kQueryUp:
-    case ParamRole::kKeyValueDown:
-    case ParamRole::kKeyValueDownNorm:
-    case ParamRole::kKeyValueUp:
-      return true;
-    default:
-      return false;
-  }
+  constexpr ParamRole kLatent[] = {
+      kLatentQuery,  kQueryDown,        kQueryDownNorm, kQueryUp,
+      kKeyValueDown, kKeyValueDownNorm, kKeyValueUp};
+  return llvm::is_contained(kLatent, role);
 }
 
 std::string ShapeMistake(const Param& param, const Architecture& architecture) {
@@ -164,14 +123,14 @@ std::string ShapeMistake(const Param& param, const Architecture& architecture) {
                            "queries, keys and values",
                            shape[0]);
   }
-  const bool is_known = !IsOfMissingPart(param.role, architecture);
-  const std::optional<int64_t> rows = RowsWanted(param.role, architecture);
-  if (is_known && rows.has_value() && shape[0] != *rows) {
+  const std::optional<int64_t> rows =
+      Wanted(param.role, KnownRows(architecture));
+  if (rows.has_value() && shape[0] != *rows) {
     return absl::StrFormat("has %d rows; wanted %d", shape[0], *rows);
   }
   const std::optional<int64_t> columns =
-      ColumnsWanted(param.role, architecture);
-  if (is_known && columns.has_value() && shape[1] != *columns) {
+      Wanted(param.role, KnownColumns(architecture));
+  if (columns.has_value() && shape[1] != *columns) {
     return absl::StrFormat("has %d columns; wanted %d", shape[1], *columns);
   }
   if (index_dims == 0) return "";

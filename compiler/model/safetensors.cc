@@ -14,7 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/object_reader.h"
 #include "compiler/job/text_file.h"
-#include "compiler/model/json_file.h"
+#include "compiler/model/config.h"
 #include "plan/dtype.h"
 
 namespace refit {
@@ -54,10 +54,10 @@ class HeaderReader {
       if (member.key == "__metadata__") continue;
       if (const std::string_view dtype = BlockDType(member); !dtype.empty()) {
         Error(
-            absl::StrFormat("tensor %s is %s, of a checkpoint in MXFP4 or "
-                            "MXFP8, which a refit does not read; wanted one in "
-                            "bf16, or \"model\": the path of its config.json",
-                            Quoted(member.key), dtype));
+            "tensor %s is %s, of a checkpoint in MXFP4 or "
+            "MXFP8, which a refit does not read; wanted one in "
+            "bf16, or \"model\": the path of its config.json",
+            Quoted(member.key), dtype);
         return false;  // so are thousands of others
       }
       std::optional<NamedTensor> tensor = ReadTensor(values, member);
@@ -68,8 +68,10 @@ class HeaderReader {
   }
 
  private:
-  void Error(std::string message) {
-    diagnostics_.Error(place_, std::move(message));
+  // Returns false.
+  template <typename... Args>
+  bool Error(const absl::FormatSpec<Args...>& format, const Args&... args) {
+    return diagnostics_.Error(place_, format, args...);
   }
 
   std::optional<std::string> ReadHeader() {
@@ -77,17 +79,16 @@ class HeaderReader {
     const uintmax_t file_bytes = std::filesystem::file_size(path_, error);
     std::ifstream file(path_, std::ios::binary);
     if (error || !file) {
-      Error(absl::StrFormat("cannot be opened: %s",
-                            error ? error.message() : "no access"));
+      Error("cannot be opened: %s", error ? error.message() : "no access");
       return std::nullopt;
     }
     const auto size = static_cast<int64_t>(file_bytes);
     std::array<char, kLengthBytes> length_bytes{};
     if (size < kLengthBytes || !file.read(length_bytes.data(), kLengthBytes)) {
       Error(
-          absl::StrFormat("file has %d bytes; wanted at least the %d of a "
-                          "safetensors header length",
-                          size, kLengthBytes));
+          "file has %d bytes; wanted at least the %d of a "
+          "safetensors header length",
+          size, kLengthBytes);
       return std::nullopt;
     }
     uint64_t length = 0;  // little-endian
@@ -96,22 +97,21 @@ class HeaderReader {
     }
     if (length > static_cast<uint64_t>(kHeaderBytesMax)) {
       Error(
-          absl::StrFormat("header length is %d bytes; wanted at most %d, is "
-                          "this a safetensors file?",
-                          length, kHeaderBytesMax));
+          "header length is %d bytes; wanted at most %d, is "
+          "this a safetensors file?",
+          length, kHeaderBytesMax);
       return std::nullopt;
     }
     data_bytes_ = size - kLengthBytes - static_cast<int64_t>(length);
     std::string header(length, '\0');
     if (data_bytes_ < 0 ||
         !file.read(header.data(), static_cast<std::streamsize>(length))) {
-      Error(absl::StrFormat(
-          "file is truncated: it has %d bytes, its header alone takes %d", size,
-          length + kLengthBytes));
+      Error("file is truncated: it has %d bytes, its header alone takes %d",
+            size, length + kLengthBytes);
       return std::nullopt;
     }
     if (const absl::Status status = CheckText(header); !status.ok()) {
-      Error(absl::StrFormat("header: %s", status.message()));
+      Error("header: %s", status.message());
       return std::nullopt;
     }
     return header;
@@ -150,8 +150,7 @@ class HeaderReader {
     }
     const std::optional<DType> type = ParseSafetensorsDType(*dtype_name);
     if (!type.has_value()) {
-      Error(absl::StrFormat("%s has unknown dtype %s", path,
-                            Quoted(*dtype_name)));
+      Error("%s has unknown dtype %s", path, Quoted(*dtype_name));
       return std::nullopt;
     }
     NamedTensor tensor = {.name = member.key,
@@ -165,30 +164,25 @@ class HeaderReader {
   bool CheckRange(const NamedTensor& tensor, const std::string& path,
                   const std::vector<int64_t>& range) {
     if (range.size() != 2 || range[0] > range[1]) {
-      Error(absl::StrFormat(
-          "%s has data_offsets that are no range; wanted begin and end", path));
-      return false;
+      return Error(
+          "%s has data_offsets that are no range; wanted begin and end", path);
     }
     if (range[1] > data_bytes_) {
-      Error(absl::StrFormat(
+      return Error(
           "%s ends at byte %d of the data; the file has %d, is it truncated?",
-          path, range[1], data_bytes_));
-      return false;
+          path, range[1], data_bytes_);
     }
     int64_t bytes = DTypeBytes(tensor.dtype);
     for (const int64_t extent : tensor.shape) {
       if (extent > kOffsetRange.max / bytes) {
-        Error(absl::StrFormat("%s has a shape of more than %d bytes", path,
-                              kOffsetRange.max));
-        return false;
+        return Error("%s has a shape of more than %d bytes", path,
+                     kOffsetRange.max);
       }
       bytes *= extent;
     }
     if (bytes != range[1] - range[0]) {
-      Error(absl::StrFormat(
-          "%s has %d bytes of data; wanted %d by its shape and dtype", path,
-          range[1] - range[0], bytes));
-      return false;
+      return Error("%s has %d bytes of data; wanted %d by its shape and dtype",
+                   path, range[1] - range[0], bytes);
     }
     extents_.push_back(
         {.begin_bytes = range[0], .end_bytes = range[1], .name = tensor.name});
@@ -204,10 +198,9 @@ class HeaderReader {
     for (size_t i = 1; i < extents_.size(); ++i) {
       const Extent& before = extents_[i - 1];
       if (extents_[i].begin_bytes < before.end_bytes) {
-        Error(
-            absl::StrFormat("tensors %s and %s overlap at byte %d of the data",
-                            Quoted(before.name), Quoted(extents_[i].name),
-                            extents_[i].begin_bytes));
+        Error("tensors %s and %s overlap at byte %d of the data",
+              Quoted(before.name), Quoted(extents_[i].name),
+              extents_[i].begin_bytes);
       }
     }
   }

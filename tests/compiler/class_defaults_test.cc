@@ -15,6 +15,7 @@
 #include "rapidjson/istreamwrapper.h"
 #include "rapidjson/stringbuffer.h"
 #include "rapidjson/writer.h"
+#include "tests/compiler/model_listing.h"
 #include "tests/compiler/temporary_directory.h"
 
 namespace refit {

@@ -396,8 +396,9 @@ TEST(LayoutErrorTest, LayerThatLacksAPartOfABufferIsNamed) {
   Model model = MakeModel({});
   model.params[4].index[0].numbers.pop_back();
   ExpectOnly(model, Vllm(),
-             "layer 3 has 1, 1 and 0 parameters beside "
-             "\"model.layers.{0}.self_attn.k_proj.weight\"; wanted 1 of each");
+             "the model gives no param of layer 3 the role \"value\", beside "
+             "\"key\" (\"model.layers.0.self_attn.k_proj.weight\"): frameworks "
+             "join them; wanted one");
 }
 
 TEST(LayoutErrorTest, ShapeThatContradictsTheArchitectureIsNamed) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compiler/model/model.h"
+#include "tests/compiler/model_listing.h"
 
 namespace refit {
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "tests/compiler/layout_testing.h"
+#include "tests/compiler/model_listing.h"
 
 namespace refit {
 namespace {

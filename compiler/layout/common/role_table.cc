@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "absl/strings/str_format.h"
-#include "compiler/model/role_shape.h"
 
 namespace refit {
 namespace {
@@ -25,60 +24,6 @@ bool CheckForm(const Param& param, const Model& model,
   if (mistake.empty()) return true;
   diagnostics.Error(model.place, "parameter \"%s\" %s", param.name, mistake);
   return false;
-}
-
-// Roles whose params stand in one buffer: a layer has all or none of them. A
-// model may have no gates at all.
-constexpr ParamRole kTogether[][3] = {
-    {ParamRole::kQuery, ParamRole::kKey, ParamRole::kValue},
-    {ParamRole::kQueryBias, ParamRole::kKeyBias, ParamRole::kValueBias},
-    {ParamRole::kMlpGate, ParamRole::kMlpUp, ParamRole::kMlpDown},
-    {ParamRole::kExpertGate, ParamRole::kExpertUp, ParamRole::kExpertDown},
-    {ParamRole::kSharedExpertGate, ParamRole::kSharedExpertUp,
-     ParamRole::kSharedExpertDown},
-};
-
-bool IsGate(ParamRole role) {
-  return role == ParamRole::kMlpGate || role == ParamRole::kExpertGate ||
-         role == ParamRole::kSharedExpertGate;
-}
-
-// Reports the first layer that lacks a part of what one buffer holds.
-bool CheckCompleteness(const Model& model, const RoleTable& table,
-                       Diagnostics& diagnostics) {
-  bool complete = true;
-  for (const auto& roles : kTogether) {
-    for (int64_t layer = 0; layer < model.architecture.all_layers(); ++layer) {
-      int64_t count[3] = {0, 0, 0};
-      std::string_view present;
-      for (int i = 0; i < 3; ++i) {
-        for (const LayerEntry& entry : table.At(roles[i], layer)) {
-          const Param& param = table.param(entry.param);
-          count[i] += FormOf(roles[i]).scope == RoleScope::kExpert
-                          ? param.index[1].extent()
-                          : 1;
-          present = param.name;
-        }
-      }
-      const int64_t wanted = present.empty() ? 0
-                             : FormOf(roles[0]).scope == RoleScope::kExpert
-                                 ? model.architecture.experts
-                                 : 1;
-      if (IsGate(roles[0]) && table.Params(roles[0]).empty()) {
-        count[0] = wanted;
-      }
-      if (count[0] == wanted && count[1] == wanted && count[2] == wanted) {
-        continue;
-      }
-      diagnostics.Error(model.place,
-                        "layer %d has %d, %d and %d parameters beside \"%s\"; "
-                        "wanted %d of each",
-                        layer, count[0], count[1], count[2], present, wanted);
-      complete = false;
-      break;
-    }
-  }
-  return complete;
 }
 
 }  // namespace
@@ -160,8 +105,7 @@ std::vector<LayerGroup> RoleTable::GroupBy(
   return groups;
 }
 
-bool CheckRoles(const LayoutContext& context, std::string_view layout,
-                const RoleTable& table) {
+bool CheckRoles(const LayoutContext& context) {
   const Model& model = context.model;
   const Param* unplaced = nullptr;
   int64_t unplaced_count = 0;
@@ -179,12 +123,12 @@ bool CheckRoles(const LayoutContext& context, std::string_view layout,
         context.side.layout.place,
         "%s cannot place parameter \"%s\"%s; wanted a model family with roles "
         "(config.json)",
-        layout, unplaced->name,
+        LayoutName(context.side.layout.value), unplaced->name,
         unplaced_count > 1 ? absl::StrFormat(" and %d more", unplaced_count - 1)
                            : "");
     return false;
   }
-  return well_formed && CheckCompleteness(model, table, context.diagnostics);
+  return well_formed && CheckMissingRoles(model, context.diagnostics);
 }
 
 }  // namespace refit

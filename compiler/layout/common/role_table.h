@@ -72,10 +72,9 @@ class RoleTable {
 };
 
 // Reports what a layout that places by role cannot work with: params without a
-// role, and params whose roles, layers, experts or shapes contradict the
-// architecture. `layout` is the layout's name. True when nothing was reported.
-bool CheckRoles(const LayoutContext& context, std::string_view layout,
-                const RoleTable& table);
+// role, layers that lack some of what frameworks join, and params whose roles,
+// layers or shapes contradict the architecture. True when nothing was reported.
+bool CheckRoles(const LayoutContext& context);
 
 }  // namespace refit
 

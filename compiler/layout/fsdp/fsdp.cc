@@ -188,7 +188,7 @@ bool FsdpLayout::CheckSizes() {
   }
   // Roles that contradict the model are the model's error, not the sizes'.
   if ((fused_ || tensor_ > 1 || expert_ > 1) &&
-      !CheckRoles(context_, "fsdp", table_)) {
+      !CheckRoles(context_)) {
     return false;
   }
   checks.HasExperts(fused_, side.fused_experts.place, "fused_experts");

@@ -398,7 +398,7 @@ Chunk MegatronLayout::ChunkOf(int64_t stage, int64_t number,
 }
 
 SideLayout MegatronLayout::LayOut() {
-  if (!CheckRoles(context_, "megatron", table_)) return {};
+  if (!CheckRoles(context_)) return {};
   const bool sizes_fit = CheckSizes();
   const std::optional<PipelineSplit> split = SplitMegatronLayers(
       context_.side, context_.model.architecture.layers, context_.diagnostics);

@@ -100,7 +100,7 @@ Engine EngineOf(const LayoutContext& context, const RoleTable& table,
 SideLayout LayOutSglang(const LayoutContext& context) {
   if (!sglang::CheckAxes(context)) return {};
   const RoleTable table(context.model);
-  if (!CheckRoles(context, "sglang", table)) return {};
+  if (!CheckRoles(context)) return {};
   SizeChecks checks(context, table);
   const Engine engine = EngineOf(context, table, checks);
   sglang::CheckEngine(context, table, engine, checks);

@@ -214,7 +214,7 @@ void Vllm::Check(const Engine& engine) {
 }
 
 SideLayout Vllm::LayOut() {
-  if (!CheckRoles(context_, "vllm", table_)) return {};
+  if (!CheckRoles(context_)) return {};
   const Engine engine = EngineOf();
   Check(engine);
   return LayOutEngine(

@@ -1,5 +1,4 @@
-#include "compiler/model/rules/check_roles.h"
-
+// What the params of a file of rules say of each other.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "compiler/model/family.h"
+#include "compiler/model/rules/reader.h"
 #include "compiler/model/stacks.h"
 
 namespace refit {
@@ -37,30 +37,6 @@ constexpr JoinedRoles kJoined[] = {
     {{kIndexKey, kIndexWeights, kIndexWeights}, 1},
     {{kDeltaQkv, kDeltaZ, kDeltaZ}, 1},
     {{kDeltaB, kDeltaA, kDeltaA}, 0},
-};
-
-// A role, and what a layer with it has too.
-struct Companions {
-  ParamRole role;
-  ParamRole other;
-  // Whether a layer with the other has the role.
-  enum class Back { kNo, kWhereTheModelHasIt, kAlways } back;
-};
-constexpr auto kNotBack = Companions::Back::kNo;
-constexpr auto kBackIfThere = Companions::Back::kWhereTheModelHasIt;
-constexpr auto kBack = Companions::Back::kAlways;
-constexpr Companions kCompanions[] = {
-    {kQueryHeadsNorm, kQuery, kNotBack},
-    {kKeyHeadsNorm, kKey, kNotBack},
-    {kAttentionOutput, kQuery, kNotBack},
-    {kQueryBias, kQuery, kNotBack},
-    {kMlpInputNorm, kMlpNorm, kBackIfThere},
-    {kStackedExpertGateUp, kStackedExpertDown, kBack},
-    {kFusedExpertGateUp, kFusedExpertDown, kBack},
-    {kQueryDown, kKeyValueDown, kBackIfThere},
-    {kIndexKey, kIndexWeights, kBack},
-    {kDeltaQkv, kDeltaZ, kBack},
-    {kDeltaB, kDeltaA, kBack},
 };
 
 // As the model counts them.
@@ -99,15 +75,8 @@ bool HasNumbersSideBySide(std::string_view pattern) {
                      IsOfNumber);
 }
 
-class RoleChecker {
- public:
-  RoleChecker(absl::Span<const Rule> rules, const Model& model,
-              const ValueReader& values)
-      : rules_(rules), model_(model), values_(values) {}
-
+struct RoleChecker {
   void Check();
-
- private:
   void CheckNoNameTwice();
   void CheckRolesOfLayers();
   // Engines join the three projections of a tower's attention.
@@ -257,39 +226,31 @@ void RoleChecker::CheckJoined() {
   }
 }
 
+// Reports a layer that lacks what all with a role of it have.
 void RoleChecker::CheckCompanions() {
-  using RuleOfLayer = std::map<int32_t, const Rule*>;
-  const auto layers_of = [&](ParamRole role) {
-    RuleOfLayer layers;
-    for (const Rule& rule : rules_) {
-      const Param& param = model_.params[rule.param];
-      const bool is_other_order =
-          role == kFusedExpertGateUp && param.role == kFusedExpertGateThenUp;
-      if (param.role != role && !is_other_order) continue;
-      for (const int32_t layer : LayersOf(param)) layers[layer] = &rule;
-    }
-    return layers;
+  const bool is_latent = model_.architecture.latent.has_value();
+  const LayerPart parts[] = {
+      {{kQueryHeadsNorm}, kQuery},
+      {{kKeyHeadsNorm}, kQuery},
+      {{kAttentionOutput}, is_latent ? kKeyValueUp : kQuery},
+      {{kQueryBias}, kQuery},
+      {{kMlpNorm}, {}, kMlpInputNorm},
+      {{kStackedExpertGateUp, kStackedExpertDown}},
+      {{kFusedExpertGateUp, kFusedExpertDown}},
+      {{kKeyValueDown}, {}, kQueryDown},
+      {{kIndexKey, kIndexWeights}},
+      {{kDeltaQkv, kDeltaZ}},
+      {{kDeltaB, kDeltaA}},
   };
-  const auto check = [&](const RuleOfLayer& have, const RuleOfLayer& want,
-                         ParamRole role, ParamRole other) {
-    for (const auto& [layer, rule] : have) {
-      if (want.contains(layer)) continue;
-      values_.Error(*rule->value,
-                    "layer %d has the role %s and no %s; wanted both", layer,
-                    FormOf(role).word, FormOf(other).word);
-      return;
-    }
-  };
-  for (const auto& [role, of_heads, back] : kCompanions) {
-    const bool is_latent =
-        role == kAttentionOutput && model_.architecture.latent.has_value();
-    const ParamRole other = is_latent ? kKeyValueUp : of_heads;
-    const RuleOfLayer of_role = layers_of(role);
-    const RuleOfLayer of_other = layers_of(other);
-    check(of_role, of_other, role, other);
-    if (back == kBack || (back == kBackIfThere && !of_role.empty())) {
-      check(of_other, of_role, other, role);
-    }
+  for (const MissingRole& missing : MissingRoles(model_, parts)) {
+    const auto* const rule =
+        std::find_if(rules_.begin(), rules_.end(), [&](const Rule& candidate) {
+          return &model_.params[candidate.param] == missing.param;
+        });
+    values_.Error(*rule->value,
+                  "layer %d has the role %s and no %s; wanted both",
+                  *missing.layers.begin(), FormOf(missing.beside).word,
+                  FormOf(missing.role).word);
   }
 }
 
@@ -346,9 +307,9 @@ void RoleChecker::CheckStackedExperts() {
 
 }  // namespace
 
-void CheckRoles(absl::Span<const Rule> rules, const Model& model,
+void CheckRules(absl::Span<const Rule> rules, const Model& model,
                 const ValueReader& values) {
-  RoleChecker(rules, model, values).Check();
+  RoleChecker{rules, model, values}.Check();
 }
 
 }  // namespace refit

@@ -81,24 +81,21 @@ class Evaluator {
     return *value == 0 ? 1 : 0;
   }
 
-  absl::StatusOr<int64_t> Sum() {
-    absl::StatusOr<int64_t> value = Product();
-    while (Next() == "+" || Next() == "-") {
-      const std::string_view sign = Next();
-      at_ += sign.size();
-      value = Joined(value, sign, Product());
+  using Part = absl::StatusOr<int64_t> (Evaluator::*)();
+  // Parts with signs between them, from the left.
+  absl::StatusOr<int64_t> Chain(Part part, std::string_view sign,
+                                std::string_view other) {
+    absl::StatusOr<int64_t> value = (this->*part)();
+    while (Next().starts_with(sign) || Next().starts_with(other)) {
+      const std::string_view found = Next();
+      at_ += found.size();
+      value = Joined(value, found, (this->*part)());
     }
     return value;
   }
-
+  absl::StatusOr<int64_t> Sum() { return Chain(&Evaluator::Product, "+", "-"); }
   absl::StatusOr<int64_t> Product() {
-    absl::StatusOr<int64_t> value = Operand();
-    while (Next() == "*" || Next() == "/" || Next() == "//") {
-      const std::string_view sign = Next();
-      at_ += sign.size();
-      value = Joined(value, sign, Operand());
-    }
-    return value;
+    return Chain(&Evaluator::Operand, "*", "/");
   }
 
   // A mistake in the form of either side comes before a missing key, so that

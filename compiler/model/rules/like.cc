@@ -1,5 +1,4 @@
-#include "compiler/model/rules/like.h"
-
+// Files of rules that say only in what they differ from another one.
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -10,7 +9,9 @@
 
 #include "absl/strings/str_format.h"
 #include "compiler/model/family.h"
+#include "compiler/model/rules/reader.h"
 #include "compiler/model/rules/rules.h"
+#include "llvm/ADT/STLExtras.h"
 #include "plan/nearest_word.h"
 
 namespace refit {
@@ -18,14 +19,25 @@ namespace {
 
 constexpr std::string_view kLike = "like";
 constexpr std::string_view kNames = "names";
-constexpr std::string_view kTowerKey = "tower";
+
+// nullptr: the object has no such key.
+template <typename Members>
+auto* FindIn(Members& members, std::string_view key) {
+  const auto found =
+      std::find_if(members.begin(), members.end(),
+                   [&](const JsonMember& member) { return member.key == key; });
+  return found == members.end() ? nullptr : &*found;
+}
+
+template <typename Members>
+auto* FindMember(Members& members, std::string_view key) {
+  auto* found = FindIn(members, key);
+  return found == nullptr ? nullptr : &found->value;
+}
 
 const JsonValue* FindMember(const JsonValue& object, std::string_view key) {
-  if (object.AsObject() == nullptr) return nullptr;
-  for (const JsonMember& member : *object.AsObject()) {
-    if (member.key == key) return &member.value;
-  }
-  return nullptr;
+  return object.AsObject() == nullptr ? nullptr
+                                      : FindMember(*object.AsObject(), key);
 }
 
 template <typename Offset>
@@ -45,24 +57,15 @@ void MoveTo(Offset offset, JsonValue& value) {
 // null takes a key away.
 void ChangeObject(const JsonValue::Object& changes, JsonValue::Object& object) {
   for (const JsonMember& change : changes) {
-    const auto found = std::find_if(
-        object.begin(), object.end(),
-        [&](const JsonMember& old) { return old.key == change.key; });
-    if (found == object.end()) {
+    JsonMember* const found = FindIn(object, change.key);
+    if (found == nullptr) {
       object.push_back(change);
     } else if (change.value.IsNull()) {
-      object.erase(found);
+      object.erase(object.begin() + (found - object.data()));
     } else {
       *found = change;
     }
   }
-}
-
-JsonValue* FindMember(JsonValue::Object& object, std::string_view key) {
-  const auto found =
-      std::find_if(object.begin(), object.end(),
-                   [&](const JsonMember& member) { return member.key == key; });
-  return found == object.end() ? nullptr : &found->value;
 }
 
 std::string TextOf(const JsonValue& object, std::string_view key) {
@@ -146,10 +149,8 @@ void ChangeRules(const JsonValue::Object& changes, std::string_view family,
                  const ValueReader& values, JsonValue::Object& rules) {
   for (const JsonMember& change : changes) {
     if (change.key == kLike || change.key == kNames) continue;
-    const auto found = std::find_if(
-        rules.begin(), rules.end(),
-        [&](const JsonMember& old) { return old.key == change.key; });
-    if (found == rules.end()) {
+    JsonMember* const found = FindIn(rules, change.key);
+    if (found == nullptr) {
       rules.push_back(change);
       continue;
     }
@@ -159,9 +160,9 @@ void ChangeRules(const JsonValue::Object& changes, std::string_view family,
     auto* params = std::get_if<JsonValue::Array>(&found->value.data);
     const JsonValue::Object* of_change = change.value.AsObject();
     if (change.value.IsNull()) {
-      rules.erase(found);
+      rules.erase(rules.begin() + (found - rules.data()));
     } else if (object != nullptr && of_change != nullptr) {
-      if (change.key == kTowerKey) {
+      if (change.key == kTower) {
         ChangeRules(*of_change, family, values, *object);
       } else {
         ChangeObject(*of_change, *object);
@@ -244,7 +245,7 @@ std::optional<JsonValue> CompleteTower(const JsonValue& tower,
   if (like == nullptr) return tower;
   const std::optional<JsonValue> other = RulesOf(*like, values);
   if (!other.has_value()) return std::nullopt;
-  const JsonValue* of_other = FindMember(*other, kTowerKey);
+  const JsonValue* of_other = FindMember(*other, kTower);
   if (of_other == nullptr) {
     values.Error(
         *like, "tower.like is %s, which has no tower; wanted a family with one",
@@ -268,7 +269,7 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
   if (root.AsObject() == nullptr) return root;
   JsonValue changes = root;
   auto& changed = std::get<JsonValue::Object>(changes.data);
-  if (JsonValue* tower = FindMember(changed, kTowerKey)) {
+  if (JsonValue* tower = FindMember(changed, kTower)) {
     const std::optional<JsonValue> completed = CompleteTower(*tower, values);
     if (!completed.has_value()) return std::nullopt;
     *tower = *completed;
@@ -281,15 +282,11 @@ std::optional<JsonValue> CompleteRules(const JsonValue& root,
   auto& members = std::get<JsonValue::Object>(rules->data);
   // Nobody has read whether the frameworks' classes of both are alike, and the
   // other's name is not this one's.
-  members.erase(std::remove_if(members.begin(), members.end(),
-                               [](const JsonMember& member) {
-                                 return member.key == "model_type" ||
-                                        member.key == "vllm" ||
-                                        member.key == "sglang" ||
-                                        member.key == "megatron" ||
-                                        member.key == "transformers";
-                               }),
-                members.end());
+  std::erase_if(members, [](const JsonMember& member) {
+    constexpr std::string_view kOwn[] = {"model_type", "vllm", "sglang",
+                                         "megatron", "transformers"};
+    return llvm::is_contained(kOwn, member.key);
+  });
   if (const JsonValue* names = FindMember(root, kNames)) {
     CallAnew(*names, values, members);
   }

@@ -5,24 +5,22 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "compiler/model/family.h"
 #include "compiler/model/model.h"
-#include "compiler/model/rules/rules.h"
+#include "compiler/model/rules/reader.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 namespace {
 
-// Roles that make a part of a layer together, and what such a layer has too:
-// one of them alone is a mistake in a file of rules. What a part may lack is
-// not here.
-struct LayerPart {
-  std::vector<ParamRole> roles;
-  std::optional<ParamRole> too;
-};
+// Roles that make a part of a layer together: one of them alone is a mistake in
+// a file of rules. What a part may lack is not here.
 const std::vector<LayerPart>& LayerParts() {
   using enum ParamRole;
   static const auto& parts = *new std::vector<LayerPart>{
@@ -48,6 +46,19 @@ const std::vector<LayerPart>& LayerParts() {
   return parts;
 }
 
+// Roles whose params layouts by role put in one tensor, or cut alike.
+const std::vector<LayerPart>& JoinedParts() {
+  using enum ParamRole;
+  static const auto& parts = *new std::vector<LayerPart>{
+      {{kQuery, kKey, kValue}, {}},
+      {{kQueryBias, kKeyBias, kValueBias}, {}},
+      {{kMlpUp, kMlpDown}, {}, kMlpGate},
+      {{kExpertUp, kExpertDown}, {}, kExpertGate},
+      {{kSharedExpertUp, kSharedExpertDown}, {}, kSharedExpertGate},
+  };
+  return parts;
+}
+
 // "layer 3", "layers 0..2", "layer 0 and 3 more layers".
 std::string LayersText(const std::set<int32_t>& layers) {
   const int32_t first = *layers.begin(), last = *layers.rbegin();
@@ -58,55 +69,80 @@ std::string LayersText(const std::set<int32_t>& layers) {
   return absl::StrCat("layer ", first, " and ", count - 1, " more layers");
 }
 
+// "param of layer 3 the role "value", beside "key" ("k_proj.weight")".
+std::string TextOf(const MissingRole& missing) {
+  return absl::StrFormat("param of %s the role \"%s\", beside \"%s\" (\"%s\")",
+                         LayersText(missing.layers), FormOf(missing.role).word,
+                         FormOf(missing.beside).word,
+                         missing.param->FirstName());
+}
+
 }  // namespace
+
+std::vector<MissingRole> MissingRoles(const Model& model,
+                                      absl::Span<const LayerPart> parts) {
+  std::map<ParamRole, std::map<int32_t, const Param*>> has;
+  for (const Param& param : model.params) {
+    // The two stand for each other.
+    const ParamRole role = param.role == ParamRole::kFusedExpertGateThenUp
+                               ? ParamRole::kFusedExpertGateUp
+                               : param.role;
+    if (param.index.empty()) continue;
+    for (const int32_t number : param.index[0].numbers) {
+      has[role].try_emplace(param.first_layer + number, &param);
+    }
+  }
+  std::vector<MissingRole> missing;
+  const auto look = [&](absl::Span<const ParamRole> present, ParamRole role) {
+    MissingRole found = {.role = role};
+    for (const ParamRole beside : present) {
+      for (const auto& [layer, param] : has[beside]) {
+        if (has[role].contains(layer)) continue;
+        if (found.layers.empty() || found.beside != beside) found.param = param;
+        found.layers.insert(layer);
+        found.beside = beside;
+      }
+    }
+    if (!found.layers.empty()) missing.push_back(std::move(found));
+  };
+  for (const LayerPart& part : parts) {
+    for (const ParamRole role : part.roles) look(part.roles, role);
+    if (part.too.has_value()) look(part.roles, *part.too);
+    if (!part.maybe.has_value() || has[*part.maybe].empty()) continue;
+    look(part.roles, *part.maybe);
+    for (const ParamRole role : part.roles) look({*part.maybe}, role);
+  }
+  return missing;
+}
 
 void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics) {
   if (!model.architecture.family->of_file) return;
-  struct Has {
-    std::set<int32_t> layers;
-    std::string first;  // a param's name
-  };
-  std::map<ParamRole, Has> has;
-  for (const Param& param : model.params) {
-    Has& of_role = has[param.role];
-    if (of_role.first.empty()) of_role.first = param.FirstName();
-    if (param.index.empty()) continue;
-    for (const int32_t number : param.index[0].numbers) {
-      of_role.layers.insert(param.first_layer + number);
-    }
-  }
-  // No param of the model has it, and each model has one.
+  // Each model has one.
   for (const ParamRole role : {ParamRole::kEmbedding, ParamRole::kFinalNorm}) {
-    if (has.contains(role)) continue;
+    if (llvm::any_of(model.params,
+                     [&](const Param& param) { return param.role == role; })) {
+      continue;
+    }
     diagnostics.Warning(model.place,
                         "the rules give no param the role \"%s\", so that no "
                         "refit writes such a tensor; wanted one",
                         FormOf(role).word);
   }
-  const auto warn = [&](const LayerPart& part, ParamRole role) {
-    std::set<int32_t> without;
-    ParamRole other = role;
-    for (const ParamRole present : part.roles) {
-      for (const int32_t layer : has[present].layers) {
-        if (has[role].layers.contains(layer)) continue;
-        without.insert(layer);
-        other = present;
-      }
-    }
-    if (without.empty()) return;
+  for (const MissingRole& missing : MissingRoles(model, LayerParts())) {
     diagnostics.Warning(
         model.place,
-
-        "the rules give no param of %s the role \"%s\", beside \"%s\" "
-        "(\"%s\"): no refit writes such a tensor there; wanted one, or "
-        "modules of \"column\", \"row\" and \"replicated\" instead",
-        LayersText(without), FormOf(role).word, FormOf(other).word,
-        has[other].first);
-  };
-  for (const LayerPart& part : LayerParts()) {
-    for (const ParamRole role : part.roles) warn(part, role);
-    if (part.too.has_value()) warn(part, *part.too);
+        "the rules give no %s: no refit writes such a tensor there; wanted "
+        "one, or modules of \"column\", \"row\" and \"replicated\" instead",
+        TextOf(missing));
   }
+}
+
+bool CheckMissingRoles(const Model& model, Diagnostics& diagnostics) {
+  const std::vector<MissingRole> missing = MissingRoles(model, JoinedParts());
+  if (missing.empty()) return true;
+  return diagnostics.Error(
+      model.place, "the model gives no %s: frameworks join them; wanted one",
+      TextOf(missing[0]));
 }
 
 }  // namespace refit

@@ -1,10 +1,11 @@
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "compiler/job/keys.h"
-#include "compiler/model/role_shape.h"
 #include "compiler/model/rules/reader.h"
 #include "compiler/model/stacks.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 namespace {
@@ -19,71 +20,59 @@ constexpr std::string_view kPrediction = "{mtp}";
 // What stands in place of a role of attention by heads where attention is
 // latent; "": the role is none of these.
 std::string_view InPlaceOf(ParamRole role) {
-  switch (role) {
-    case kQuery:
-      return "latent_query";
-    case kKey:
-    case kValue:
-      return "key_value_down and key_value_up";
-    case kQueryBias:
-    case kKeyBias:
-    case kValueBias:
-    case kQueryHeadsNorm:
-    case kKeyHeadsNorm:
-      return "no such role";
-    default:
-      return "";
+  if (role == kQuery) return "latent_query";
+  if (role == kKey || role == kValue) {
+    return "key_value_down and key_value_up";
   }
+  constexpr ParamRole kNone[] = {kQueryBias, kKeyBias, kValueBias,
+                                 kQueryHeadsNorm, kKeyHeadsNorm};
+  return llvm::is_contained(kNone, role) ? "no such role" : "";
 }
 
 }  // namespace
 
 void RulesReader::CheckKindOf(ParamRole role, const JsonValue& value,
                               const std::string& path) {
-  const auto report = [&](std::string_view found, std::string_view wanted) {
-    values_.Error(value, "%s is %s, and %s; wanted %s", path, FormOf(role).word,
-                  found, wanted);
-  };
-  const std::optional<LatentAttention>& latent = architecture().latent;
-  if (IsTower(role) != is_tower_) {
-    return report(
-        is_tower_ ? "a tower has roles of its own"
-                  : "only the params of \"tower\" have such roles",
-        is_tower_ ? "a role that begins with \"tower_\"" : "another role");
-  }
-  if (FormOf(role).word.starts_with("mamba_") &&
-      !architecture().mamba.has_value()) {
-    return report("the model has no Mamba mixers", "\"mamba_heads\" in sizes");
-  }
-  if (FormOf(role).word.starts_with("delta_") &&
-      !architecture().delta.has_value()) {
-    return report("the model has no delta nets",
-                  "\"delta_key_heads\" in sizes");
-  }
-  const bool is_latent = IsLatent(role);
-  const bool is_grouped = architecture().output_groups > 0;
-  if ((role == kAttentionOutputDown || role == kAttentionOutputUp) &&
-      !is_grouped) {
-    return report("the model's heads have no groups",
-                  "\"output_groups\" in sizes");
-  }
-  if (is_latent && !latent.has_value()) {
-    if (is_grouped && role != kLatentQuery && role != kKeyValueUp) return;
-    return report("the model has no latent attention",
-                  "\"key_value_rank\" in sizes");
-  }
+  const Architecture& a = architecture();
+  const std::string_view word = FormOf(role).word;
+  const bool is_grouped = a.output_groups > 0;
+  const bool may_be_grouped =
+      is_grouped && role != kLatentQuery && role != kKeyValueUp;
+  const int64_t query_rank = a.latent.has_value() ? a.latent->query_rank : -1;
   const std::string_view instead = InPlaceOf(role);
-  if (!instead.empty() && latent.has_value()) {
-    return report("sizes.key_value_rank makes attention latent",
-                  absl::StrFormat("%s, or no such size", instead));
-  }
-  if (role == kLatentQuery && latent->query_rank > 0) {
-    return report(absl::StrFormat("sizes.query_rank is %d", latent->query_rank),
-                  "query_down and query_up, or no such size");
-  }
-  if ((role == kQueryDown || role == kQueryUp) && latent->query_rank == 0) {
-    return report("sizes.query_rank is 0",
-                  "latent_query, or the rank of queries");
+  struct Mistake {
+    bool is_made;
+    std::string found;
+    std::string wanted;
+  };
+  const Mistake mistakes[] = {
+      {is_tower_ && !IsTower(role), "a tower has roles of its own",
+       "a role that begins with \"tower_\""},
+      {!is_tower_ && IsTower(role),
+       "only the params of \"tower\" have such roles", "another role"},
+      {word.starts_with("mamba_") && !a.mamba.has_value(),
+       "the model has no Mamba mixers", "\"mamba_heads\" in sizes"},
+      {word.starts_with("delta_") && !a.delta.has_value(),
+       "the model has no delta nets", "\"delta_key_heads\" in sizes"},
+      {(role == kAttentionOutputDown || role == kAttentionOutputUp) &&
+           !is_grouped,
+       "the model's heads have no groups", "\"output_groups\" in sizes"},
+      {IsLatent(role) && !a.latent.has_value() && !may_be_grouped,
+       "the model has no latent attention", "\"key_value_rank\" in sizes"},
+      {!instead.empty() && a.latent.has_value(),
+       "sizes.key_value_rank makes attention latent",
+       absl::StrCat(std::string(instead), ", or no such size")},
+      {role == kLatentQuery && query_rank > 0,
+       absl::StrCat("sizes.query_rank is ", query_rank),
+       "query_down and query_up, or no such size"},
+      {(role == kQueryDown || role == kQueryUp) && query_rank == 0,
+       "sizes.query_rank is 0", "latent_query, or the rank of queries"},
+  };
+  for (const auto& [is_made, found, wanted] : mistakes) {
+    if (!is_made) continue;
+    values_.Error(value, "%s is %s, and %s; wanted %s", path, word, found,
+                  wanted);
+    return;
   }
 }
 

@@ -20,7 +20,6 @@
 #include "compiler/job/object_reader.h"
 #include "compiler/model/config.h"
 #include "compiler/model/model.h"
-#include "compiler/model/rules/check_roles.h"
 #include "compiler/model/rules/expression.h"
 #include "compiler/model/rules/rules.h"
 
@@ -42,6 +41,41 @@ template <typename Sizes>
 struct KnownSize;
 template <typename T>
 struct TraitWord;
+
+// What the file says of a param.
+struct Rule {
+  size_t param;  // of model.params
+  const JsonValue* value;
+};
+
+// Reports a name twice, roles twice in a layer, roles that lack what belongs to
+// them, and shapes that do not fit together.
+void CheckRules(absl::Span<const Rule> rules, const Model& model,
+                const ValueReader& values);
+
+// Roles that the layers with one of them all have, and what such layers have
+// too; `maybe` belongs to them in models that have it at all.
+struct LayerPart {
+  std::vector<ParamRole> roles;
+  std::optional<ParamRole> too = std::nullopt;
+  std::optional<ParamRole> maybe = std::nullopt;
+};
+
+// A role that layers lack, what they have `beside` it, and a param of that.
+struct MissingRole {
+  ParamRole role;
+  std::set<int32_t> layers = {};
+  ParamRole beside = ParamRole::kOther;
+  const Param* param = nullptr;
+};
+std::vector<MissingRole> MissingRoles(const Model& model,
+                                      absl::Span<const LayerPart> parts);
+
+// The rules of the file `root`, with those of the family that its "like" names
+// where it says nothing else. Values of that family stand where it is named.
+// nullopt after a report.
+std::optional<JsonValue> CompleteRules(const JsonValue& root,
+                                       const ValueReader& values);
 
 // The sizes of a vision tower, whose layers the model's do not count.
 struct TowerSizes {

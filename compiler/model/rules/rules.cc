@@ -4,8 +4,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "compiler/model/json_file.h"
-#include "compiler/model/rules/like.h"
 #include "compiler/model/rules/reader.h"
 #include "plan/nearest_word.h"
 
@@ -46,7 +44,7 @@ void RulesReader::Read() {
                               globs.value.end());
   ReadMtpLayers();
   if (ok()) {
-    CheckRoles(rules_, model_, values_);
+    CheckRules(rules_, model_, values_);
     ReadTraits();
   }
   for (const std::string_view key :
