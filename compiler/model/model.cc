@@ -18,6 +18,7 @@
 #include "compiler/model/rules/rules.h"
 #include "compiler/model/safetensors.h"
 #include "compiler/model/stacks.h"
+#include "llvm/ADT/STLExtras.h"
 #include "plan/dtype.h"
 #include "plan/glob.h"
 #include "plan/nearest_word.h"
@@ -330,61 +331,6 @@ void CheckVision(const Job& job, const Model& model, Diagnostics& diagnostics) {
   }
 }
 
-// Cuts an index dimension wherever `same(i)`, whether entry i belongs with
-// entry i - 1, is false. Returns the first entry of every run, and the end.
-template <typename Same>
-std::vector<size_t> RunBounds(const IndexDim& dim, const Same& same) {
-  std::vector<size_t> bounds = {0};
-  for (size_t i = 1; i < dim.numbers.size(); ++i) {
-    if (!same(i)) bounds.push_back(i);
-  }
-  bounds.push_back(dim.numbers.size());
-  return bounds;
-}
-
-IndexDim Slice(const IndexDim& dim, size_t begin, size_t end) {
-  return {.numbers = {dim.numbers.begin() + static_cast<ptrdiff_t>(begin),
-                      dim.numbers.begin() + static_cast<ptrdiff_t>(end)}};
-}
-
-// Appends `param` to `params`, its excluded members marked. `excluded` has one
-// entry per member, row-major; runs of equal members stay one stack.
-void AppendMarked(const Param& param, const std::vector<bool>& excluded,
-                  std::vector<Param>& params) {
-  const auto append = [&](std::vector<IndexDim> index, bool skip) {
-    params.push_back(param);
-    params.back().index = std::move(index);
-    if (skip) params.back().skip = SkipReason::kExcluded;
-  };
-  if (param.index.empty()) return append({}, excluded[0]);
-
-  const size_t row_size =
-      param.index.size() == 1 ? 1 : param.index[1].numbers.size();
-  const auto member = [&](size_t row) {
-    return excluded.begin() + static_cast<ptrdiff_t>(row * row_size);
-  };
-  const std::vector<size_t> rows = RunBounds(param.index[0], [&](size_t row) {
-    return std::equal(member(row), member(row + 1), member(row - 1));
-  });
-  for (size_t r = 0; r + 1 < rows.size(); ++r) {
-    const IndexDim layers = Slice(param.index[0], rows[r], rows[r + 1]);
-    const auto row = member(rows[r]);
-    if (param.index.size() == 1) {
-      append({layers}, row[0]);
-      continue;
-    }
-    const IndexDim& experts = param.index[1];
-    const std::vector<size_t> columns = RunBounds(experts, [&](size_t column) {
-      return row[static_cast<ptrdiff_t>(column)] ==
-             row[static_cast<ptrdiff_t>(column) - 1];
-    });
-    for (size_t c = 0; c + 1 < columns.size(); ++c) {
-      append({layers, Slice(experts, columns[c], columns[c + 1])},
-             row[static_cast<ptrdiff_t>(columns[c])]);
-    }
-  }
-}
-
 }  // namespace
 
 std::optional<Model> ReadModel(const Job& job, Diagnostics& diagnostics) {
@@ -414,19 +360,20 @@ void ApplyExcludes(const OptionsSpec& options, Model& model,
                    Diagnostics& diagnostics) {
   const std::vector<std::string>& globs = options.exclude.value;
   if (globs.empty()) return;
-  const auto matches = [&](std::string_view name) {
-    return std::any_of(
-        globs.begin(), globs.end(),
-        [&](const std::string& glob) { return GlobMatches(glob, name); });
+  const auto matches = [&](const std::string& name, size_t) {
+    return llvm::any_of(
+               globs,
+               [&](const std::string& glob) { return GlobMatches(glob, name); })
+               ? 0
+               : -1;
   };
-
   std::vector<Param> params;
   for (const Param& param : model.params) {
-    std::vector<bool> excluded;
-    for (const std::string& name : MemberNames(param)) {
-      excluded.push_back(matches(name));
+    for (const RulePart& part : PartitionMembers(param, matches)) {
+      Param& of_part = params.emplace_back(param);
+      of_part.index = NumbersOf(param, part.positions);
+      if (part.rule == 0) of_part.skip = SkipReason::kExcluded;
     }
-    AppendMarked(param, excluded, params);
   }
   model.params = std::move(params);
   const bool moves = std::any_of(

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "compiler/job/json.h"
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/STLExtras.h"
@@ -144,6 +145,44 @@ bool HasFewDims(std::string_view name, size_t dims, const Place& place,
                            Quoted(name), dims, kDimsMax);
 }
 
+// The parts of members with these rules, over the dims from `dim` on.
+std::vector<RulePart> Partition(const Param& param,
+                                absl::Span<const int32_t> rules, size_t dim) {
+  if (dim == param.index.size()) {
+    return {{.rule = rules[0], .positions = {}}};
+  }
+  const size_t extent = param.index[dim].numbers.size();
+  const size_t of_each = rules.size() / std::max<size_t>(extent, 1);
+  // Positions with equal parts stay together.
+  struct Equal {
+    std::vector<RulePart> parts;
+    std::vector<int32_t> positions;
+  };
+  std::vector<Equal> groups;
+  for (size_t i = 0; i < extent; ++i) {
+    std::vector<RulePart> parts =
+        Partition(param, rules.subspan(i * of_each, of_each), dim + 1);
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const Equal& e) { return e.parts == parts; });
+    if (group == groups.end()) {
+      group =
+          groups.insert(group, {.parts = std::move(parts), .positions = {}});
+    }
+    group->positions.push_back(static_cast<int32_t>(i));
+  }
+  std::vector<RulePart> result;
+  for (const Equal& group : groups) {
+    for (const RulePart& part : group.parts) {
+      RulePart& whole =
+          result.emplace_back(RulePart{.rule = part.rule, .positions = {}});
+      whole.positions.push_back(group.positions);
+      whole.positions.insert(whole.positions.end(), part.positions.begin(),
+                             part.positions.end());
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 bool CheckNames(const std::vector<NamedTensor>& tensors,
@@ -212,6 +251,28 @@ std::vector<std::string> MemberNames(const Param& param) {
     names.push_back(ExpandName(param.name, member));
   }
   return names;
+}
+
+std::vector<RulePart> PartitionMembers(
+    const Param& param,
+    absl::FunctionRef<int32_t(const std::string& name, size_t number)>
+        rule_of) {
+  std::vector<int32_t> rules;
+  for (const std::string& name : MemberNames(param)) {
+    rules.push_back(rule_of(name, rules.size()));
+  }
+  return Partition(param, rules, 0);
+}
+
+std::vector<IndexDim> NumbersOf(
+    const Param& param, const std::vector<std::vector<int32_t>>& positions) {
+  std::vector<IndexDim> index(positions.size());
+  for (size_t dim = 0; dim < index.size(); ++dim) {
+    for (const int32_t position : positions[dim]) {
+      index[dim].numbers.push_back(param.index[dim].numbers[position]);
+    }
+  }
+  return index;
 }
 
 void CheckStackSize(const Param& param, const Place& place,

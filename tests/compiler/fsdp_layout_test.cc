@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "compiler/layout/common/shard.h"
-#include "compiler/layout/generic/placements.h"
+#include "compiler/layout/generic/generic.h"
 #include "tests/compiler/layout_testing.h"
 
 namespace refit {

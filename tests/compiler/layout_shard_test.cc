@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "compiler/layout/common/shard.h"
-#include "compiler/layout/generic/rule_partition.h"
+#include "compiler/layout/generic/generic.h"
 #include "plan/glob.h"
 
 namespace refit {

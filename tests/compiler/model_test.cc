@@ -724,14 +724,13 @@ std::string Excluded(std::vector<std::string> globs,
   return Stacks(*result.model);
 }
 
-TEST(ExcludeTest, SplitsLayersIntoRuns) {
+TEST(ExcludeTest, SplitsLayersIntoTwo) {
   EXPECT_EQ(
       Excluded({"l.2.*", "*.3.w"},
                {Parameter("l.0.w"), Parameter("l.1.w"), Parameter("l.2.w"),
                 Parameter("l.3.w"), Parameter("l.4.w"), Parameter("o")}),
-      "l.{0}.w [0 1]\n"
+      "l.{0}.w [0 1 4]\n"
       "l.{0}.w [2 3] excluded\n"
-      "l.{0}.w [4]\n"
       "o\n");
 }
 

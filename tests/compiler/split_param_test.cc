@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "compiler/layout/common/elements.h"
+#include "compiler/layout/common/cut.h"
 #include "tests/compiler/layout_testing.h"
 
 namespace refit {

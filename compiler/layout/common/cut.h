@@ -60,6 +60,15 @@ bool IsStacked(ParamRole role);
 // Of these, biases alone.
 bool IsStackedBias(ParamRole role);
 
+// The elements [range.begin, range.end) of a row-major tensor as boxes, in
+// order: of a matrix the rest of a row, whole rows, the start of a row.
+std::vector<Box> BoxesOfElements(absl::Span<const int64_t> shape, Range range);
+
+// A fragment whose box has the dimensions [index…, tensor…], as fragments of
+// the param's virtual tensor.
+std::vector<Fragment> OfSplitParam(const Param& param,
+                                   const Fragment& fragment);
+
 }  // namespace refit
 
 #endif  // REFIT_COMPILER_LAYOUT_COMMON_CUT_H_

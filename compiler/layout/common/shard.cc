@@ -57,10 +57,6 @@ int64_t RunsSize(const Runs& runs) {
   return size;
 }
 
-Runs ShardRuns(const Runs& runs, int64_t count, int64_t index) {
-  return StridedShardRuns(runs, 1, count, index);
-}
-
 Runs StridedShardRuns(const Runs& runs, int64_t split_factor, int64_t count,
                       int64_t index) {
   Runs out;

@@ -39,11 +39,9 @@ using Runs = std::vector<Range>;
 
 int64_t RunsSize(const Runs& runs);
 
-// The part of `runs` that torch.chunk gives to `index` of `count`: Shard(dim).
-Runs ShardRuns(const Runs& runs, int64_t count, int64_t index);
-
 // DTensor's _StridedShard(dim, split_factor): cut into `split_factor` chunks,
-// each of them into `count`, and keep chunk `index` of every one, in order.
+// each of them into `count`, and keep chunk `index` of every one, in order;
+// Shard(dim) has the factor 1.
 Runs StridedShardRuns(const Runs& runs, int64_t split_factor, int64_t count,
                       int64_t index);
 

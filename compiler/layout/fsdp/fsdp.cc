@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/version.h"
 #include "compiler/layout/common/cut.h"
-#include "compiler/layout/common/elements.h"
 #include "compiler/layout/common/role_table.h"
 #include "compiler/layout/common/shard.h"
 #include "compiler/layout/common/sizes.h"

@@ -1,5 +1,3 @@
-#include "compiler/layout/generic/flat_buffers.h"
-
 #include <algorithm>
 #include <cassert>
 #include <optional>
@@ -10,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "compiler/layout/common/elements.h"
+#include "compiler/layout/common/cut.h"
 #include "compiler/layout/common/tensor_stack.h"
-#include "compiler/layout/generic/placements.h"
+#include "compiler/layout/generic/generic.h"
 #include "compiler/model/stacks.h"
 #include "plan/nearest_word.h"
 
@@ -82,7 +80,7 @@ bool Extend(MemberRun& run, ParamId param,
 class FlatBuffers {
  public:
   FlatBuffers(const LayoutContext& context, SideLayout& layout)
-      : context_(context), layout_(layout), held_(context.model) {
+      : context_(context), layout_(layout), held_(context.model.params.size()) {
     for (size_t i = 0; i < context.model.params.size(); ++i) {
       int64_t number = 0;
       for (std::string& name : MemberNames(context.model.params[i])) {
@@ -92,7 +90,7 @@ class FlatBuffers {
     }
   }
 
-  HeldMembers PlaceAll() {
+  std::vector<HeldMembers> PlaceAll() {
     for (const FlatBufferSpec& flat : context_.side.generic.flat_buffers) {
       PlaceOne(flat);
     }
@@ -126,7 +124,7 @@ class FlatBuffers {
 
   const LayoutContext& context_;
   SideLayout& layout_;
-  HeldMembers held_;
+  std::vector<HeldMembers> held_;  // of each param
   absl::flat_hash_map<std::string, Member> members_;
 };
 
@@ -249,22 +247,25 @@ DType FlatBuffers::DTypeOf(const FlatBufferSpec& flat,
 bool FlatBuffers::Hold(const std::vector<PlacedEntry>& entries, DType dtype) {
   for (const PlacedEntry& placed : entries) {
     for (const MemberRun& run : placed.runs) {
-      const Param& of = param(run.param);
-      std::vector<int64_t> positions = run.first;
+      const std::vector<IndexDim>& index = param(run.param).index;
+      HeldMembers& held = held_[IndexOf(run.param)];
+      size_t members = 1, first = 0, stride = 1;
+      for (size_t dim = 0; dim < index.size(); ++dim) {
+        const auto extent = static_cast<size_t>(index[dim].extent());
+        members *= extent;
+        first = first * extent + static_cast<size_t>(run.first[dim]);
+        if (dim > run.dim) stride *= extent;
+      }
+      held.resize(members, DType::kUnspecified);
       for (int64_t i = 0; i < run.count; ++i) {
-        int64_t number = 0;
-        for (size_t dim = 0; dim < positions.size(); ++dim) {
-          number = number * of.index[dim].extent() + positions[dim];
-        }
-        const DType before = held_.At(run.param, number);
-        if (before != DType::kUnspecified && before != dtype) {
+        DType& of_member = held[first + static_cast<size_t>(i) * stride];
+        if (of_member != DType::kUnspecified && of_member != dtype) {
           return context_.diagnostics.Error(
               placed.entry->place,
               "\"%s\" stands in flat buffers of %s and of %s; wanted one dtype",
-              placed.entry->param, DTypeName(before), DTypeName(dtype));
+              placed.entry->param, DTypeName(of_member), DTypeName(dtype));
         }
-        held_.Set(run.param, of, number, dtype);
-        if (!positions.empty()) ++positions[run.dim];
+        of_member = dtype;
       }
     }
   }
@@ -358,53 +359,10 @@ void FlatBuffers::PlaceOne(const FlatBufferSpec& flat) {
 
 }  // namespace
 
-DType HeldMembers::At(ParamId id, int64_t member) const {
-  const std::vector<DType>& dtypes = dtypes_[IndexOf(id)];
-  return dtypes.empty() ? DType::kUnspecified : dtypes[member];
-}
-
-void HeldMembers::Set(ParamId id, const Param& param, int64_t member,
-                      DType dtype) {
-  std::vector<DType>& dtypes = dtypes_[IndexOf(id)];
-  if (dtypes.empty()) {
-    int64_t members = 1;
-    for (const IndexDim& dim : param.index) members *= dim.extent();
-    dtypes.resize(members, DType::kUnspecified);
-  }
-  dtypes[member] = dtype;
-}
-
-std::vector<RulePart> HeldMembers::WithoutHeld(
-    ParamId id, const Param& param, std::vector<RulePart> parts) const {
-  if (dtypes_[IndexOf(id)].empty()) return parts;
-  constexpr int32_t kHeld = -2;
-  const auto part_of = [&](absl::Span<const int32_t> member) {
-    return std::find_if(parts.begin(), parts.end(), [&](const RulePart& part) {
-      for (size_t dim = 0; dim < member.size(); ++dim) {
-        if (!std::binary_search(part.positions[dim].begin(),
-                                part.positions[dim].end(), member[dim])) {
-          return false;
-        }
-      }
-      return true;
-    });
-  };
-  std::vector<RulePart> rest =
-      PartitionMembers(param, [&](absl::Span<const int32_t> member) {
-        int64_t number = 0;
-        for (size_t dim = 0; dim < member.size(); ++dim) {
-          number = number * param.index[dim].extent() + member[dim];
-        }
-        return At(id, number) == DType::kUnspecified ? part_of(member)->rule
-                                                     : kHeld;
-      });
-  std::erase_if(rest, [&](const RulePart& part) { return part.rule == kHeld; });
-  return rest;
-}
-
-HeldMembers PlaceFlatBuffers(const LayoutContext& context, SideLayout& layout) {
+std::vector<HeldMembers> PlaceFlatBuffers(const LayoutContext& context,
+                                          SideLayout& layout) {
   if (context.side.generic.flat_buffers.empty()) {
-    return HeldMembers(context.model);
+    return std::vector<HeldMembers>(context.model.params.size());
   }
   return FlatBuffers(context, layout).PlaceAll();
 }

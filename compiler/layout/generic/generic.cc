@@ -1,6 +1,8 @@
 // The framework-free layout: meshes and DTensor placements written out in the
 // job. Buffers are named as the checkpoint names the params, or as a rule
 // renames them.
+#include "compiler/layout/generic/generic.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -8,16 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/macros.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "compiler/layout/common/elements.h"
+#include "compiler/layout/common/cut.h"
 #include "compiler/layout/common/shard.h"
 #include "compiler/layout/common/tensor_stack.h"
-#include "compiler/layout/generic/flat_buffers.h"
-#include "compiler/layout/generic/placements.h"
-#include "compiler/layout/generic/rule_partition.h"
-#include "compiler/layout/layout.h"
+#include "compiler/model/stacks.h"
 #include "plan/glob.h"
 #include "plan/nearest_word.h"
 
@@ -128,6 +128,15 @@ class GenericLayout {
     const MeshSpec* mesh;
     std::string param;
   };
+  // What has the name on a rank of the mesh, and that rank; nullptr: nothing.
+  std::pair<const Owner*, int64_t> OwnerBeside(const std::string& name,
+                                               const MeshSpec& mesh) {
+    for (const Owner& owner : owners_[name]) {
+      const std::optional<int64_t> rank = SharedRank(*owner.mesh, mesh);
+      if (rank.has_value()) return {&owner, *rank};
+    }
+    return {nullptr, 0};
+  }
   // By tensor name, on disjoint meshes. Only kept when a rule renames or flat
   // buffers have names: the names of params differ.
   absl::flat_hash_map<std::string, std::vector<Owner>> owners_;
@@ -215,52 +224,38 @@ void GenericLayout::CheckUse(const std::vector<bool>& used) {
 
 bool GenericLayout::CheckNames(const Placed& placed) {
   if (!names_matter_) return true;
-  const std::string pattern = BufferName(*placed.rule, ParamOf(placed));
-  // Every member, row-major over the index dims.
-  std::vector<size_t> member(placed.positions.size());
-  std::vector<int32_t> numbers(placed.positions.size());
-  while (true) {
-    for (size_t dim = 0; dim < member.size(); ++dim) {
-      numbers[dim] = ParamOf(placed)
-                         .index[dim]
-                         .numbers[placed.positions[dim][member[dim]]];
-    }
-    std::vector<Owner>& owners = owners_[ExpandName(pattern, numbers)];
-    std::string param = ExpandName(ParamOf(placed).name, numbers);
-    for (const Owner& owner : owners) {
-      const std::optional<int64_t> rank = SharedRank(*owner.mesh, *placed.mesh);
-      if (!rank.has_value()) continue;
-      context_.diagnostics.Error(
+  Param members = ParamOf(placed);
+  members.index = NumbersOf(ParamOf(placed), placed.positions);
+  std::vector<std::string> params = MemberNames(members);
+  members.name = BufferName(*placed.rule, members);
+  size_t number = 0;
+  for (const std::string& name : MemberNames(members)) {
+    std::string& param = params[number++];
+    const auto [owner, rank] = OwnerBeside(name, *placed.mesh);
+    if (owner != nullptr) {
+      return context_.diagnostics.Error(
           placed.rule->place,
           "parameters \"%s\" and \"%s\" would both be tensor \"%s\" of rank %d",
-          owner.param, param, ExpandName(pattern, numbers), *rank);
-      return false;
+          owner->param, param, name, rank);
     }
-    owners.push_back({placed.mesh, std::move(param)});
-
-    size_t dim = member.size();
-    while (dim-- > 0 && ++member[dim] == placed.positions[dim].size()) {
-      member[dim] = 0;
-    }
-    if (dim == static_cast<size_t>(-1)) return true;
+    owners_[name].push_back({placed.mesh, std::move(param)});
   }
+  return true;
 }
 
 void GenericLayout::CheckFlatNames() {
   for (const FlatBufferSpec& flat : spec_.flat_buffers) {
-    for (std::string& name : FlatBufferNames(flat)) {
-      const MeshSpec& mesh = MeshNamed(spec_, flat.mesh);
-      std::vector<Owner>& owners = owners_[name];
-      for (const Owner& owner : owners) {
-        const std::optional<int64_t> rank = SharedRank(*owner.mesh, mesh);
-        if (!rank.has_value()) continue;
+    const MeshSpec& mesh = MeshNamed(spec_, flat.mesh);
+    for (const std::string& name : FlatBufferNames(flat)) {
+      const auto [owner, rank] = OwnerBeside(name, mesh);
+      if (owner != nullptr) {
         context_.diagnostics.Error(
             flat.place,
             "flat buffer \"%s\" is also the tensor of \"%s\" on rank %d", name,
-            owner.param, *rank);
+            owner->param, rank);
         return;
       }
-      owners.push_back({&mesh, std::move(name)});
+      owners_[name].push_back({&mesh, name});
     }
   }
 }
@@ -276,12 +271,9 @@ Buffer GenericLayout::Shard(const Placed& placed,
   buffer.dtype =
       rule.dtype.has_value() ? *rule.dtype : BufferDType(context_.side, param);
   std::vector<Runs> dims;
-  for (size_t dim = 0; dim < placed.positions.size(); ++dim) {
-    dims.push_back(PositionRuns(placed.positions[dim]));
-    IndexDim& index = buffer.index.emplace_back();
-    for (const int32_t position : placed.positions[dim]) {
-      index.numbers.push_back(param.index[dim].numbers[position]);
-    }
+  buffer.index = NumbersOf(ParamOf(placed), placed.positions);
+  for (const std::vector<int32_t>& positions : placed.positions) {
+    dims.push_back(PositionRuns(positions));
   }
 
   std::vector<Runs> local =
@@ -336,14 +328,13 @@ SideLayout GenericLayout::LayOut() {
   names_matter_ |= !spec_.flat_buffers.empty();
 
   const int64_t errors_before = context_.diagnostics.error_count();
-  const HeldMembers held = PlaceFlatBuffers(context_, layout);
+  const std::vector<HeldMembers> held = PlaceFlatBuffers(context_, layout);
   // What follows would only miss the params of a flat buffer in error.
   if (context_.diagnostics.error_count() != errors_before) return layout;
   std::vector<bool> used(globs.size());
   for (size_t i = 0; i < context_.model.params.size(); ++i) {
     const Param& param = context_.model.params[i];
-    for (RulePart& part : held.WithoutHeld(static_cast<ParamId>(i), param,
-                                           PartitionByRule(param, globs))) {
+    for (RulePart& part : PartitionByRule(param, globs, held[i])) {
       if (part.rule >= 0) {
         used[part.rule] = true;
         const TensorRule& rule = spec_.tensors[part.rule];
@@ -373,6 +364,42 @@ SideLayout GenericLayout::LayOut() {
 }
 
 }  // namespace
+
+const MeshSpec& MeshNamed(const GenericSpec& spec, std::string_view name) {
+  const auto mesh = std::find_if(
+      spec.meshes.begin(), spec.meshes.end(),
+      [&](const MeshSpec& candidate) { return candidate.name == name; });
+  ABSL_HARDENING_ASSERT(mesh != spec.meshes.end());
+  return *mesh;
+}
+
+std::vector<int64_t> Coordinates(const MeshSpec& mesh, int64_t index) {
+  std::vector<int64_t> coordinates(mesh.shape.size());
+  for (size_t axis = mesh.shape.size(); axis-- > 0;) {
+    coordinates[axis] = index % mesh.shape[axis];
+    index /= mesh.shape[axis];
+  }
+  return coordinates;
+}
+
+std::vector<Runs> LocalRuns(absl::Span<const int64_t> shape,
+                            const MeshSpec& mesh,
+                            absl::Span<const Placement> placements,
+                            absl::Span<const int64_t> coordinates) {
+  std::vector<Runs> local;
+  for (const int64_t size : shape) {
+    local.push_back(size > 0 ? Runs{{0, size}} : Runs{});
+  }
+  for (size_t axis = 0; axis < mesh.shape.size(); ++axis) {
+    const Placement& placement = placements[axis];
+    if (placement.kind == Placement::Kind::kReplicate) continue;
+    // Of kShard the split factor is 1.
+    local[placement.dim] =
+        StridedShardRuns(local[placement.dim], placement.split_factor,
+                         mesh.shape[axis], coordinates[axis]);
+  }
+  return local;
+}
 
 SideLayout LayOutGeneric(const LayoutContext& context) {
   return GenericLayout(context).LayOut();

@@ -1,11 +1,10 @@
-#include "compiler/layout/generic/rule_partition.h"
-
 #include <algorithm>
 #include <numeric>
 #include <string>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "compiler/layout/generic/generic.h"
 #include "plan/glob.h"
 
 namespace refit {
@@ -64,47 +63,6 @@ struct Candidate {
   int32_t rule;
 };
 
-using RuleOf = absl::FunctionRef<int32_t(absl::Span<const int32_t>)>;
-
-// The parts of the members whose first positions are `member`, over the dims
-// that follow.
-std::vector<RulePart> Partition(const Param& param, RuleOf rule_of,
-                                std::vector<int32_t>& member) {
-  const size_t dim = member.size();
-  if (dim == param.index.size()) {
-    return {{.rule = rule_of(member), .positions = {}}};
-  }
-  // Positions with equal parts stay together.
-  struct Equal {
-    std::vector<RulePart> parts;
-    std::vector<int32_t> positions;
-  };
-  std::vector<Equal> groups;
-  for (size_t i = 0; i < param.index[dim].numbers.size(); ++i) {
-    member.push_back(static_cast<int32_t>(i));
-    std::vector<RulePart> parts = Partition(param, rule_of, member);
-    member.pop_back();
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const Equal& e) { return e.parts == parts; });
-    if (group == groups.end()) {
-      group =
-          groups.insert(group, {.parts = std::move(parts), .positions = {}});
-    }
-    group->positions.push_back(static_cast<int32_t>(i));
-  }
-  std::vector<RulePart> result;
-  for (const Equal& group : groups) {
-    for (const RulePart& part : group.parts) {
-      RulePart& whole =
-          result.emplace_back(RulePart{.rule = part.rule, .positions = {}});
-      whole.positions.push_back(group.positions);
-      whole.positions.insert(whole.positions.end(), part.positions.begin(),
-                             part.positions.end());
-    }
-  }
-  return result;
-}
-
 RulePart WholeStack(const Param& param, int32_t rule) {
   RulePart part = {.rule = rule, .positions = {}};
   for (const IndexDim& dim : param.index) {
@@ -116,37 +74,33 @@ RulePart WholeStack(const Param& param, int32_t rule) {
 
 }  // namespace
 
-std::vector<RulePart> PartitionByRule(
-    const Param& param, absl::Span<const std::string_view> globs) {
+std::vector<RulePart> PartitionByRule(const Param& param,
+                                      absl::Span<const std::string_view> globs,
+                                      const HeldMembers& held) {
+  constexpr int32_t kHeld = -2;
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < globs.size(); ++i) {
     const Match match = MatchStack(globs[i], param);
     if (match == Match::kNone) continue;
-    if (match == Match::kAll && candidates.empty()) {
+    candidates.push_back({globs[i], static_cast<int32_t>(i)});
+    if (match == Match::kSome) continue;
+    if (held.empty() && candidates.size() == 1) {
       return {WholeStack(param, static_cast<int32_t>(i))};
     }
-    candidates.push_back({globs[i], static_cast<int32_t>(i)});
-    if (match == Match::kAll) break;
+    break;
   }
-  if (candidates.empty()) return {WholeStack(param, -1)};
-  return PartitionMembers(param, [&](absl::Span<const int32_t> member) {
-    std::vector<int32_t> numbers;
-    for (size_t dim = 0; dim < member.size(); ++dim) {
-      numbers.push_back(param.index[dim].numbers[member[dim]]);
-    }
-    const std::string name = ExpandName(param.name, numbers);
+  if (held.empty() && candidates.empty()) return {WholeStack(param, -1)};
+  const auto rule_of = [&](const std::string& name, size_t number) {
+    if (!held.empty() && held[number] != DType::kUnspecified) return kHeld;
     const auto first = std::find_if(
         candidates.begin(), candidates.end(),
         [&](const Candidate& c) { return GlobMatches(c.glob, name); });
     return first == candidates.end() ? -1 : first->rule;
-  });
-}
-
-std::vector<RulePart> PartitionMembers(
-    const Param& param,
-    absl::FunctionRef<int32_t(absl::Span<const int32_t>)> rule_of) {
-  std::vector<int32_t> member;
-  return Partition(param, rule_of, member);
+  };
+  std::vector<RulePart> parts = PartitionMembers(param, rule_of);
+  std::erase_if(parts,
+                [&](const RulePart& part) { return part.rule == kHeld; });
+  return parts;
 }
 
 }  // namespace refit
