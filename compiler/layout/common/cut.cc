@@ -125,32 +125,6 @@ TensorSpec CutOf(absl::Span<const Param* const> params, Cut cut,
   return spec;
 }
 
-TensorSpec DeltaInRows(absl::Span<const Param* const> params,
-                       const DeltaNetSizes& sizes, EvenPart part) {
-  const int64_t value_heads = sizes.value_heads / sizes.key_heads;
-  const int64_t key = sizes.key_dim;
-  const int64_t value = value_heads * sizes.value_dim;
-  const Range heads = EvenShard(sizes.key_heads, part.count, part.index);
-  TensorSpec spec = {
-      .name = {}, .shape = {0, params[0]->shape[1]}, .parts = {}};
-  // Appends a run of rows that each key head has from `begin` on.
-  const auto append = [&](const Param& param, int64_t head_rows, int64_t begin,
-                          int64_t rows) {
-    for (int64_t head = heads.begin; head < heads.end; ++head) {
-      const int64_t first = head * head_rows + begin;
-      AppendRows(param, {first, first + rows}, spec);
-    }
-  };
-  const int64_t qkvz_rows = 2 * key + 2 * value;
-  append(*params[0], qkvz_rows, 0, key);
-  append(*params[0], qkvz_rows, key, key);
-  append(*params[0], qkvz_rows, 2 * key, value);
-  append(*params[0], qkvz_rows, 2 * key + value, value);
-  append(*params[1], 2 * value_heads, 0, value_heads);
-  append(*params[1], 2 * value_heads, value_heads, value_heads);
-  return spec;
-}
-
 TensorSpec StackedExperts(const Param& param, Range experts, EvenPart part,
                           GateUpOrder order) {
   const std::string_view dims = DimsOf(param.role);

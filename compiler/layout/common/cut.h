@@ -41,11 +41,6 @@ void AppendRows(const Param& param, Range rows, TensorSpec& spec);
 TensorSpec CutOf(absl::Span<const Param* const> params, Cut cut,
                  const Architecture& architecture, EvenPart part);
 
-// [queries; keys; values; z; b; a] of a rank's heads, from in_proj_qkvz and
-// in_proj_ba, which list these by key head.
-TensorSpec DeltaInRows(absl::Span<const Param* const> params,
-                       const DeltaNetSizes& sizes, EvenPart part);
-
 // How the rows of gate and up stand in the tensor of an expert.
 enum class GateUpOrder : uint8_t { kGateFirst, kUpFirst, kAlternating };
 

@@ -1,6 +1,7 @@
 // Megatron Core: GPTModel with Transformer Engine's layer spec and grouped
 // experts. README.md beside it holds the formulas and where they come from.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,12 +19,152 @@
 #include "compiler/layout/common/stages.h"
 #include "compiler/layout/common/tensor_stack.h"
 #include "compiler/layout/layout.h"
-#include "compiler/layout/megatron/rows.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
+
+// What a rank holds of the params of a row that no Cut describes.
+using MakeTensor = TensorSpec (*)(absl::Span<const Param* const> params,
+                                  const Architecture& architecture,
+                                  EvenPart part);
+
+struct Row {
+  // What few rows say.
+  struct More {
+    ParamRole beside = ParamRole::kOther;   // in layers that have it alone
+    ParamRole without = ParamRole::kOther;  // in models that do not have it
+    ValueForm form = ValueForm::kPlain;
+    bool declared_fp32 = false;  // fp32 with "mamba_fp32"
+    int64_t since = 0;           // minor releases of 0
+    int64_t before = 0;          // 0: any
+    MakeTensor make = nullptr;
+  };
+
+  std::string_view name;
+  std::array<ParamRole, 3> roles;  // kOther: none
+  Cut cut;
+  More more = {};
+
+  // Whether expert tensor parallelism cuts it.
+  bool of_experts() const { return name.starts_with("mlp.experts."); }
+};
+
+// Rows of the fused query, key and value of all heads.
+int64_t FusedQkvRows(const Architecture& architecture) {
+  return architecture.heads * architecture.query_head_rows() +
+         2 * architecture.kv_heads * architecture.head_dim;
+}
+
+// Rows of a param that stand together in a query group.
+struct QkvBlock {
+  const Param* param;
+  int64_t row;
+  int64_t size;
+};
+
+// Query group g: [its query heads; their output gates, if there are any; its
+// key head; its value head].
+std::vector<QkvBlock> QueryGroup(absl::Span<const Param* const> params,
+                                 const Architecture& architecture, int64_t g) {
+  const int64_t head = architecture.head_dim;
+  const int64_t heads = architecture.heads / architecture.kv_heads;
+  const Param* const query = params[0];
+  std::vector<QkvBlock> blocks;
+  if (architecture.output_gate) {
+    for (const int64_t half : {0, 1}) {
+      for (int64_t i = g * heads; i < (g + 1) * heads; ++i) {
+        blocks.push_back({query, (2 * i + half) * head, head});
+      }
+    }
+  } else {
+    blocks.push_back({query, g * heads * head, heads * head});
+  }
+  blocks.push_back({params[1], g * head, head});
+  blocks.push_back({params[2], g * head, head});
+  return blocks;
+}
+
+// Tensor parallelism cuts the rows of all query groups evenly, if need be
+// through a group.
+TensorSpec FusedQkv(absl::Span<const Param* const> params,
+                    const Architecture& architecture, EvenPart part) {
+  const int64_t all_rows = FusedQkvRows(architecture);
+  const int64_t group_rows = all_rows / architecture.kv_heads;
+  const Range rows = EvenShard(all_rows, part.count, part.index);
+  TensorSpec spec;
+  spec.shape = params[0]->shape;
+  spec.shape[0] = rows.size();
+  for (int64_t g = rows.begin / group_rows; g * group_rows < rows.end; ++g) {
+    int64_t fused_row = g * group_rows;
+    for (const QkvBlock& block : QueryGroup(params, architecture, g)) {
+      const int64_t begin = std::max(rows.begin, fused_row);
+      const int64_t end = std::min(rows.end, fused_row + block.size);
+      if (begin < end) {
+        const int64_t param_row = block.row + begin - fused_row;
+        spec.parts.push_back(RowsPart(*block.param,
+                                      {param_row, param_row + end - begin},
+                                      begin - rows.begin));
+      }
+      fused_row += block.size;
+    }
+  }
+  return spec;
+}
+
+// [queries; keys; values; z; b; a] of a rank's heads, from in_proj_qkvz and
+// in_proj_ba, which list these by key head.
+TensorSpec DeltaIn(absl::Span<const Param* const> params,
+                   const Architecture& architecture, EvenPart part) {
+  const DeltaNetSizes& sizes = *architecture.delta;
+  const int64_t value_heads = sizes.value_heads / sizes.key_heads;
+  const int64_t key = sizes.key_dim;
+  const int64_t value = value_heads * sizes.value_dim;
+  const Range heads = EvenShard(sizes.key_heads, part.count, part.index);
+  TensorSpec spec = {
+      .name = {}, .shape = {0, params[0]->shape[1]}, .parts = {}};
+  // Appends a run of rows that each key head has from `begin` on.
+  const auto append = [&](const Param& param, int64_t head_rows, int64_t begin,
+                          int64_t rows) {
+    for (int64_t head = heads.begin; head < heads.end; ++head) {
+      const int64_t first = head * head_rows + begin;
+      AppendRows(param, {first, first + rows}, spec);
+    }
+  };
+  const int64_t qkvz_rows = 2 * key + 2 * value;
+  append(*params[0], qkvz_rows, 0, key);
+  append(*params[0], qkvz_rows, key, key);
+  append(*params[0], qkvz_rows, 2 * key, value);
+  append(*params[0], qkvz_rows, 2 * key + value, value);
+  append(*params[1], 2 * value_heads, 0, value_heads);
+  append(*params[1], 2 * value_heads, value_heads, value_heads);
+  return spec;
+}
+
+// In the order of the modules, those of experts last.
+absl::Span<const Row> Rows() {
+  using enum Cut;
+  static constexpr Row kRowsOfLayer[] = {
+#include "compiler/layout/megatron/rows.inc"
+  };
+  return kRowsOfLayer;
+}
+
+// A rank's part of the rows of gate and up, in blocks of `interleave` rows that
+// alternate: gate, up, gate, up …
+TensorSpec InterleavedGateAndUp(absl::Span<const Param* const> params,
+                                EvenPart part, int64_t interleave) {
+  const Range own = EvenShard(params[0]->shape[0], part.count, part.index);
+  TensorSpec spec = {
+      .name = {}, .shape = {0, params[0]->shape[1]}, .parts = {}};
+  for (int64_t row = own.begin; row < own.end; row += interleave) {
+    for (const Param* param : params) {
+      AppendRows(*param, {row, row + interleave}, spec);
+    }
+  }
+  return spec;
+}
 
 struct MegatronSizes {
   int64_t tensor;
@@ -66,10 +207,7 @@ struct Chunk {
 
 class MegatronLayout {
  public:
-  explicit MegatronLayout(const LayoutContext& context)
-      : context_(context),
-        sizes_(SizesOf(context.side)),
-        table_(context.model) {}
+  explicit MegatronLayout(const LayoutContext& context) : context_(context) {}
 
   SideLayout LayOut();
 
@@ -84,19 +222,20 @@ class MegatronLayout {
   std::vector<BufferId> Experts(const Chunk& chunk, int64_t expert,
                                 int64_t expert_tensor);
   // Whether the model is of the class with mixers of several kinds.
-  bool IsHybrid() const;
+  bool IsHybrid() const {
+    return context_.model.architecture.mamba.has_value();
+  }
   std::vector<BufferId> NormAndHead(const Chunk& chunk, int64_t tensor);
 
   // The stacks of a row in the layers of `block`, of experts those that
   // `experts` names. `rank`: among those that cut the row's tensors.
-  void AddRow(const megatron::Row& row, const Chunk& chunk,
-              const LayerBlock& block, int64_t rank, const ExpertSlice& experts,
+  void AddRow(const Row& row, const Chunk& chunk, const LayerBlock& block,
+              int64_t rank, const ExpertSlice& experts,
               std::vector<BufferId>& out);
-  TensorSpec SpecOf(const megatron::Row& row,
-                    absl::Span<const Param* const> params, int64_t rank,
-                    const ExpertSlice& experts) const;
+  TensorSpec SpecOf(const Row& row, absl::Span<const Param* const> params,
+                    int64_t rank, const ExpertSlice& experts) const;
   // The roles of a row that the model has; none: it has no such row.
-  std::vector<ParamRole> RolesOf(const megatron::Row& row) const;
+  std::vector<ParamRole> RolesOf(const Row& row) const;
 
   Chunk ChunkOf(int64_t stage, int64_t number, Range layers) const;
   Buffer Vocabulary(const Chunk& chunk, std::string_view name, ParamId id,
@@ -108,8 +247,8 @@ class MegatronLayout {
                        std::string_view what) const;
 
   const LayoutContext& context_;
-  const MegatronSizes sizes_;
-  const RoleTable table_;
+  const MegatronSizes sizes_ = SizesOf(context_.side);
+  const RoleTable table_{context_.model};
 };
 
 void MegatronLayout::CheckNorms(SizeChecks& checks) {
@@ -145,15 +284,15 @@ bool MegatronLayout::CheckSizes() {
                   "num_key_value_heads %d does not divide %d attention heads",
                   architecture.kv_heads, architecture.heads);
   }
-  for (const megatron::Row& row : megatron::Rows()) {
+  for (const Row& row : Rows()) {
     if (row.cut == Cut::kWhole) continue;
     for (const ParamRole role : row.roles) {
       if (FormOf(role).of_prediction) continue;
-      checks.Parts(megatron::IsOfExperts(row) ? expert_tensor : tensor, role);
+      checks.Parts(row.of_experts() ? expert_tensor : tensor, role);
     }
   }
   if (!table_.Params(kQuery).empty() && checks.ok()) {
-    checks.Divides(tensor, megatron::FusedQkvRows(architecture),
+    checks.Divides(tensor, FusedQkvRows(architecture),
                    "rows of the fused query, key and value");
   }
   checks.Parts(tensor, kMtpProjection);
@@ -200,32 +339,34 @@ bool MegatronLayout::CheckSizes() {
   return checks.ok();
 }
 
-std::vector<ParamRole> MegatronLayout::RolesOf(const megatron::Row& row) const {
+std::vector<ParamRole> MegatronLayout::RolesOf(const Row& row) const {
   const auto has = [&](ParamRole role) {
     return role != kOther && !table_.Params(role).empty();
   };
   const bool is_of_release =
-      IsSince(context_.side, {0, row.since}) &&
-      (row.before == 0 || !IsSince(context_.side, {0, row.before}));
-  if (!is_of_release || has(row.without)) return {};
+      IsSince(context_.side, {0, row.more.since}) &&
+      (row.more.before == 0 || !IsSince(context_.side, {0, row.more.before}));
+  if (!is_of_release || has(row.more.without)) return {};
   std::vector<ParamRole> roles;
   for (const ParamRole role : row.roles) {
     if (has(role)) roles.push_back(role);
   }
-  if (row.beside != kOther && !roles.empty()) roles.push_back(row.beside);
+  if (row.more.beside != kOther && !roles.empty())
+    roles.push_back(row.more.beside);
   return roles;
 }
 
-TensorSpec MegatronLayout::SpecOf(const megatron::Row& row,
+TensorSpec MegatronLayout::SpecOf(const Row& row,
                                   absl::Span<const Param* const> params,
                                   int64_t rank,
                                   const ExpertSlice& experts) const {
   const Architecture& architecture = context_.model.architecture;
-  const bool of_experts = megatron::IsOfExperts(row);
+  const bool of_experts = row.of_experts();
   const int64_t count = of_experts ? sizes_.expert_tensor : sizes_.tensor;
   const EvenPart part = {.count = count, .index = rank % count};
-  if (row.beside != kOther) params = params.first(1);
-  if (row.make != nullptr) return row.make(params, architecture, part);
+  if (row.more.beside != kOther) params = params.first(1);
+  if (row.more.make != nullptr)
+    return row.more.make(params, architecture, part);
   if (IsStacked(params[0]->role)) {
     const std::vector<int32_t>& held = experts.experts.front();
     TensorSpec spec =
@@ -237,12 +378,12 @@ TensorSpec MegatronLayout::SpecOf(const megatron::Row& row,
   const Located<int64_t>& interleave =
       context_.side.moe_mlp_glu_interleave_size;
   if (of_experts && interleave.given && params.size() == 2) {
-    return megatron::InterleavedGateAndUp(params, part, interleave.value);
+    return InterleavedGateAndUp(params, part, interleave.value);
   }
   return CutOf(params, row.cut, architecture, part);
 }
 
-void MegatronLayout::AddRow(const megatron::Row& row, const Chunk& chunk,
+void MegatronLayout::AddRow(const Row& row, const Chunk& chunk,
                             const LayerBlock& block, int64_t rank,
                             const ExpertSlice& experts,
                             std::vector<BufferId>& out) {
@@ -258,8 +399,8 @@ void MegatronLayout::AddRow(const megatron::Row& row, const Chunk& chunk,
         absl::StrFormat("%s%s%s%s", chunk.prefix,
                         form.of_prediction ? block.prediction : block.layer,
                         row.name, in_name ? "{1}" : "");
-    spec.form = row.form;
-    if (row.declared_fp32 && context_.side.mamba_fp32.value) {
+    spec.form = row.more.form;
+    if (row.more.declared_fp32 && context_.side.mamba_fp32.value) {
       spec.own_dtype = DType::kFp32;
     }
     LayerStackOptions options = {
@@ -309,8 +450,8 @@ std::vector<BufferId> MegatronLayout::EmbeddingAndLayers(const Chunk& chunk,
     }
   }
   for (const LayerBlock& block : chunk.blocks) {
-    for (const megatron::Row& row : megatron::Rows()) {
-      if (megatron::IsOfExperts(row)) continue;
+    for (const Row& row : Rows()) {
+      if (row.of_experts()) continue;
       AddRow(row, chunk, block, tensor, {}, out);
     }
   }
@@ -325,17 +466,12 @@ std::vector<BufferId> MegatronLayout::Experts(const Chunk& chunk,
       EvenShard(context_.model.architecture.experts, sizes_.expert, expert),
       !context_.side.moe_single_grouped_weight.value);
   for (const LayerBlock& block : chunk.blocks) {
-    for (const megatron::Row& row : megatron::Rows()) {
-      if (!megatron::IsOfExperts(row)) continue;
+    for (const Row& row : Rows()) {
+      if (!row.of_experts()) continue;
       AddRow(row, chunk, block, expert_tensor, slice, out);
     }
   }
   return out;
-}
-
-bool MegatronLayout::IsHybrid() const {
-  const Architecture& architecture = context_.model.architecture;
-  return architecture.mamba.has_value();
 }
 
 std::vector<BufferId> MegatronLayout::NormAndHead(const Chunk& chunk,
