@@ -287,9 +287,9 @@ TEST(LayoutErrorTest, SizesOfSglangNameWhatTheyAreMadeOf) {
       "attention heads\n"
       "destination.tensor_parallel 6 / dp_attention 2 does not divide 4 "
       "key-value heads\n"
-      "destination.expert_parallel 2 does not divide 3 experts\n"
       "destination.tensor_parallel 6 / expert_parallel 2 does not divide "
-      "8 intermediate features of an expert");
+      "8 intermediate features of an expert\n"
+      "destination.expert_parallel 2 does not divide 3 experts");
 }
 
 TEST(LayoutErrorTest, CutsByAttentionNeedAttentionDataParallelism) {

@@ -312,8 +312,8 @@ TEST(VisionTowerTest, SglangCutsTheTowerOfALlama4ByAllOfTensorParallelism) {
   side.mm_encoder_tp_mode = {};
   side.dp_attention = Given(int64_t{2});
   EXPECT_EQ(LayOutErrors(model, side),
-            "destination.dp_attention 2: SGLang cuts parts of the vision tower "
-            "of llama4 by it and others by tensor_parallel; wanted 1, or "
+            "destination.dp_attention 2: SGLang's llama4 cuts parts of its "
+            "vision tower by it and others by tensor_parallel; wanted 1, or "
             "\"vision\": false\n");
 }
 
@@ -411,12 +411,17 @@ TEST(VisionTowerTest, Transformers5NamesTheTowerOfAGemmaAnew) {
 
 TEST(VisionTowerTest, ATowerThatEnginesAlwaysCutIsNotWhole) {
   const Model model = ReadTinyTower(Gemma3());
-  for (const LayoutKind layout : {LayoutKind::kVllm, LayoutKind::kSglang}) {
+  for (const auto& [layout, name] :
+       {std::pair(LayoutKind::kVllm, "vLLM"),
+        std::pair(LayoutKind::kSglang, "SGLang")}) {
     SideSpec side = MakeSide(layout, 2);
     side.mm_encoder_tp_mode = Given(EncoderCut::kData);
-    EXPECT_EQ(LayOutErrors(model, side),
-              "destination.mm_encoder_tp_mode \"data\": engines cut the vision "
-              "tower of gemma3 all the same; wanted \"weights\"\n");
+    EXPECT_EQ(
+        LayOutErrors(model, side),
+        absl::StrFormat("destination.mm_encoder_tp_mode \"data\": %s cuts "
+                        "the vision tower of gemma3 all the same; wanted "
+                        "\"weights\"\n",
+                        name));
   }
   EXPECT_EQ(LayOutErrors(model, MakeSide(LayoutKind::kVllm, 8)),
             "destination.tensor_parallel 8 does not divide 4 attention heads\n"

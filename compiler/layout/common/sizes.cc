@@ -112,6 +112,13 @@ void SizeChecks::HasExperts(bool asked, const Place& place,
                          context_.model.architecture.family->model_type));
 }
 
+void SizeChecks::WantsOne(std::string_view key, const Located<int64_t>& size,
+                          std::string_view framework, std::string_view why) {
+  if (size.value == 1) return;
+  Report(size.place, "%s: %s's %s %s", Named(key, size).text, framework,
+         context_.model.architecture.family->model_type, why);
+}
+
 void SizeChecks::Report(const Place& place, std::string message) {
   if (llvm::is_contained(reported_, message)) return;
   context_.diagnostics.Error(place, message);

@@ -37,6 +37,10 @@ class SizeChecks {
   // The model has experts if `asked`: `key` is a key of expert parallelism.
   void HasExperts(bool asked, const Place& place, std::string_view key);
 
+  // Reports a size above 1: "<size>: <framework>'s <family> <why>".
+  void WantsOne(std::string_view key, const Located<int64_t>& size,
+                std::string_view framework, std::string_view why);
+
   // Reports `message` unless it was reported before.
   void Report(const Place& place, std::string message);
   template <typename... Args>

@@ -1,8 +1,9 @@
 #include "compiler/layout/common/stages.h"
 
 #include <algorithm>
-#include <cassert>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 
@@ -54,16 +55,16 @@ std::optional<PipelineSplit> FromOwnerTable(const SideSpec& side,
   return FromCounts(counts, stages);
 }
 
-// Layers per stage with an own number in the first or last stage. Empty after
-// an error.
-std::vector<int64_t> UnevenStages(const SideSpec& side, int64_t layers,
-                                  Diagnostics& diagnostics) {
+// Layers of each stage, of which the first and the last may have a number of
+// their own. Empty after an error.
+std::vector<int64_t> StageLayers(const SideSpec& side, int64_t layers,
+                                 Diagnostics& diagnostics) {
   const Located<int64_t>& first = side.num_layers_in_first_pipeline_stage;
   const Located<int64_t>& last = side.num_layers_in_last_pipeline_stage;
-  const Located<int64_t>& located = first.given ? first : last;
   const int64_t stages = side.pipeline_parallel.value;
   const int64_t chunks = side.virtual_pipeline_parallel.value;
-  const int64_t own = (first.given ? 1 : 0) + (last.given ? 1 : 0);
+  int64_t rest = layers;
+  int64_t middle = stages;
   for (const auto& [key, size] :
        {std::pair("num_layers_in_first_pipeline_stage", &first),
         std::pair("num_layers_in_last_pipeline_stage", &last)}) {
@@ -75,54 +76,42 @@ std::vector<int64_t> UnevenStages(const SideSpec& side, int64_t layers,
     }
     if (size->value % chunks != 0) {
       diagnostics.Error(size->place,
-
                         "%s.virtual_pipeline_parallel %d does not divide %s %d",
                         side.key, chunks, key, size->value);
       return {};
     }
+    rest -= size->value;
+    --middle;
   }
-  const int64_t rest =
-      layers - (first.given ? first.value : 0) - (last.given ? last.value : 0);
-  const int64_t middle = stages - own;
-  if (middle < 0 || rest < 0 || (middle == 0 && rest != 0) ||
-      (middle > 0 && rest % (middle * chunks) != 0)) {
-    diagnostics.Error(
-        located.place,
-
-        "%s.pipeline_parallel %d leaves %d of %d layers to %d other stages%s, "
-        "which do not share them evenly",
-        side.key, stages, rest, layers, middle,
-        chunks > 1 ? absl::StrFormat(" of %d chunks", chunks) : "");
+  const bool is_even = middle == stages;
+  if (is_even && rest % stages == 0 && rest / stages % chunks != 0) {
+    diagnostics.Error(side.virtual_pipeline_parallel.place,
+                      "%s.virtual_pipeline_parallel %d does not divide %d "
+                      "layers of a pipeline stage",
+                      side.key, chunks, rest / stages);
+    return {};
+  }
+  if (middle < 0 || rest < 0 ||
+      (middle == 0 ? rest != 0 : rest % (middle * chunks) != 0)) {
+    const Place& place = first.given  ? first.place
+                         : last.given ? last.place
+                                      : side.pipeline_parallel.place;
+    const std::string why =
+        is_even
+            ? absl::StrFormat("does not divide %d layers", layers)
+            : absl::StrFormat(
+                  "leaves %d of %d layers to %d other stages%s, which do not "
+                  "share them evenly",
+                  rest, layers, middle,
+                  chunks > 1 ? absl::StrFormat(" of %d chunks", chunks) : "");
+    diagnostics.Error(place, "%s.pipeline_parallel %d %s", side.key, stages,
+                      why);
     return {};
   }
   std::vector<int64_t> counts(stages, middle > 0 ? rest / middle : 0);
   if (first.given) counts.front() = first.value;
   if (last.given) counts.back() = last.value;
   return counts;
-}
-
-// As `layers_per_stage` says, or evenly; of the remainder one more to each
-// stage leftwards from the one that `remainder_ends_before` others follow.
-std::optional<PipelineSplit> SplitServingLayers(const SideSpec& side,
-                                                int64_t layers,
-                                                int64_t remainder_ends_before,
-                                                Diagnostics& diagnostics) {
-  if (side.layers_per_stage.given) {
-    return FromOwnerTable(side, layers, diagnostics);
-  }
-  const int64_t stages = side.pipeline_parallel.value;
-  if (stages > layers) {
-    diagnostics.Error(side.pipeline_parallel.place,
-                      "%s.pipeline_parallel %d leaves stages without a layer; "
-                      "the model has %d",
-                      side.key, stages, layers);
-    return std::nullopt;
-  }
-  std::vector<int64_t> counts(stages, layers / stages);
-  for (int64_t extra = 0; extra < layers % stages; ++extra) {
-    ++counts[stages - 1 - remainder_ends_before - extra];
-  }
-  return FromCounts(counts, stages);
 }
 
 }  // namespace
@@ -145,27 +134,8 @@ std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
     return FromOwnerTable(side, layers, diagnostics);
   }
 
-  std::vector<int64_t> per_stage;
-  if (first.given || last.given) {
-    per_stage = UnevenStages(side, layers, diagnostics);
-    if (per_stage.empty()) return std::nullopt;
-  } else {
-    if (layers % stages != 0) {
-      diagnostics.Error(side.pipeline_parallel.place,
-                        "%s.pipeline_parallel %d does not divide %d layers",
-                        side.key, stages, layers);
-      return std::nullopt;
-    }
-    if (layers / stages % chunks != 0) {
-      diagnostics.Error(side.virtual_pipeline_parallel.place,
-                        "%s.virtual_pipeline_parallel %d does not divide %d "
-                        "layers of a pipeline stage",
-                        side.key, chunks, layers / stages);
-      return std::nullopt;
-    }
-    per_stage.assign(stages, layers / stages);
-  }
-
+  const std::vector<int64_t> per_stage = StageLayers(side, layers, diagnostics);
+  if (per_stage.empty()) return std::nullopt;
   std::vector<int64_t> counts;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     for (const int64_t count : per_stage) counts.push_back(count / chunks);
@@ -173,19 +143,26 @@ std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
   return FromCounts(counts, stages);
 }
 
-std::optional<PipelineSplit> SplitVllmLayers(const SideSpec& side,
-                                             int64_t layers,
-                                             Diagnostics& diagnostics) {
-  // The last stage, which has the head, gets none of the remainder.
-  return SplitServingLayers(side, layers, /*remainder_ends_before=*/1,
-                            diagnostics);
-}
-
-std::optional<PipelineSplit> SplitSglangLayers(const SideSpec& side,
-                                               int64_t layers,
-                                               Diagnostics& diagnostics) {
-  return SplitServingLayers(side, layers, /*remainder_ends_before=*/0,
-                            diagnostics);
+std::optional<PipelineSplit> SplitServingLayers(const SideSpec& side,
+                                                int64_t layers,
+                                                int64_t remainder_ends_before,
+                                                Diagnostics& diagnostics) {
+  if (side.layers_per_stage.given) {
+    return FromOwnerTable(side, layers, diagnostics);
+  }
+  const int64_t stages = side.pipeline_parallel.value;
+  if (stages > layers) {
+    diagnostics.Error(side.pipeline_parallel.place,
+                      "%s.pipeline_parallel %d leaves stages without a layer; "
+                      "the model has %d",
+                      side.key, stages, layers);
+    return std::nullopt;
+  }
+  std::vector<int64_t> counts(stages, layers / stages);
+  for (int64_t extra = 0; extra < layers % stages; ++extra) {
+    ++counts[stages - 1 - remainder_ends_before - extra];
+  }
+  return FromCounts(counts, stages);
 }
 
 }  // namespace refit

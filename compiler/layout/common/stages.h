@@ -22,16 +22,14 @@ std::optional<PipelineSplit> SplitMegatronLayers(const SideSpec& side,
                                                  int64_t layers,
                                                  Diagnostics& diagnostics);
 
-// vLLM: layers / stages each; of the remainder one more to each stage from the
-// last but one leftwards; or as `layers_per_stage` says.
-std::optional<PipelineSplit> SplitVllmLayers(const SideSpec& side,
-                                             int64_t layers,
-                                             Diagnostics& diagnostics);
-
-// SGLang: the same, but the remainder to the last stages.
-std::optional<PipelineSplit> SplitSglangLayers(const SideSpec& side,
-                                               int64_t layers,
-                                               Diagnostics& diagnostics);
+// Serving engines: as `layers_per_stage` says, or layers / stages each; of the
+// remainder one more to each stage leftwards from the one that
+// `remainder_ends_before` others follow. In vLLM the last stage, which has the
+// head, gets none of it.
+std::optional<PipelineSplit> SplitServingLayers(const SideSpec& side,
+                                                int64_t layers,
+                                                int64_t remainder_ends_before,
+                                                Diagnostics& diagnostics);
 
 }  // namespace refit
 

@@ -8,19 +8,26 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "compiler/layout/common/tensor_stack.h"
-#include "compiler/layout/serving/experts.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
 
-constexpr int64_t kVocabularyPadding = 64;
-
-int64_t PaddedVocabulary(const Param& param, int64_t unit) {
-  return (param.shape[0] + unit - 1) / unit * unit;
-}
+// Roles of modules of which nothing is known but how ranks cut them.
+struct ModuleCut {
+  ParamRole role;
+  Axis axis;
+  Cut cut;
+};
+constexpr ModuleCut kModules[] = {
+    {kColumn, Axis::kTensor, Cut::kRows},
+    {kRow, Axis::kTensor, Cut::kColumns},
+    {kTowerConnector, Axis::kConnector, Cut::kRows},
+    {kTowerColumn, Axis::kTower, Cut::kRows},
+    {kTowerRow, Axis::kTower, Cut::kColumns},
+    {kTowerHeads, Axis::kTower, Cut::kRows},
+};
 
 // What stands beside an expert's role where shared experts are one more expert.
 ParamRole SharedRoleOf(ParamRole role) {
@@ -77,10 +84,7 @@ class EngineLayout {
  public:
   EngineLayout(const LayoutContext& context, const RoleTable& table,
                const Engine& engine)
-      : context_(context),
-        table_(table),
-        engine_(engine),
-        architecture_(context.model.architecture) {}
+      : context_(context), table_(table), engine_(engine) {}
 
   // The buffers of a stage in three runs: what comes before the experts, the
   // experts, what comes after.
@@ -89,6 +93,11 @@ class EngineLayout {
   std::vector<BufferId> After(const At& at);
 
  private:
+  void AddRows(bool of_experts, const At& at) {
+    for (const ServingRow& row : ServingRows()) {
+      if ((row.axis == Axis::kExpert) == of_experts) AddRow(row, at);
+    }
+  }
   void AddRow(const ServingRow& row, const At& at);
   // The stacks of the layers with the params of a row.
   void AddLayers(const ServingRow& row, absl::Span<const ParamRole> roles,
@@ -103,7 +112,6 @@ class EngineLayout {
   // of a vision tower.
   void AddModules(bool of_tower, const At& at);
   void AddModule(ParamId id, absl::Span<const Fusion> fusions, const At& at);
-  EvenPart ModulePart(const Param& param, int64_t rank) const;
 
   Buffer Vocabulary(ParamId id, Axis axis, int64_t rank) const;
   // A tensor outside the layers.
@@ -117,7 +125,7 @@ class EngineLayout {
   const LayoutContext& context_;
   const RoleTable& table_;
   const Engine& engine_;
-  const Architecture& architecture_;
+  const Architecture& architecture_ = context_.model.architecture;
   std::vector<BufferId> out_;
 };
 
@@ -179,7 +187,7 @@ TensorSpec EngineLayout::SpecOf(const ServingRow& row, const LayerGroup& group,
   spec.form = cell.form;
   if (cell.hook.has_value() && context_.which == fb::Side::kDestination) {
     spec.post_hooks.push_back(
-        {.name = *cell.hook, .detail = std::string(cell.detail)});
+        {.name = cell.hook->name, .detail = std::string(cell.hook->detail)});
   }
   if (cell.change != nullptr) {
     cell.change({context_, engine_, first, part, spec});
@@ -247,22 +255,6 @@ void EngineLayout::AddRow(const ServingRow& row, const At& at) {
             {architecture_.layers, architecture_.all_layers()}, at);
 }
 
-EvenPart EngineLayout::ModulePart(const Param& param, int64_t rank) const {
-  switch (param.role) {
-    case kColumn:
-    case kRow:
-      return engine_.PartOf(Axis::kTensor, rank);
-    case kTowerConnector:
-      return engine_.PartOf(Axis::kConnector, rank);
-    case kTowerColumn:
-    case kTowerRow:
-    case kTowerHeads:
-      return engine_.PartOf(Axis::kTower, rank);
-    default:
-      return {};
-  }
-}
-
 void EngineLayout::AddModule(ParamId id, absl::Span<const Fusion> fusions,
                              const At& at) {
   const Param& param = table_.param(id);
@@ -281,11 +273,15 @@ void EngineLayout::AddModule(ParamId id, absl::Span<const Fusion> fusions,
     }
   }
   into = Renamed(into, engine_.renames);
-  const EvenPart part = IsTower(param.role) && engine_.HoldsWhole(param)
-                            ? EvenPart{}
-                            : ModulePart(param, at.rank);
-  const Cut cut = param.role == kRow || param.role == kTowerRow ? Cut::kColumns
-                                                                : Cut::kRows;
+  EvenPart part;  // of others all
+  Cut cut = Cut::kWhole;
+  for (const auto& [role, axis, how] : kModules) {
+    if (role != param.role) continue;
+    cut = how;
+    if (!IsTower(role) || !engine_.HoldsWhole(param)) {
+      part = engine_.PartOf(axis, at.rank);
+    }
+  }
   const auto spec_of = [&](absl::Span<const Param* const> params) {
     TensorSpec spec = CutOf(params, cut, architecture_, part);
     spec.name = into;
@@ -334,10 +330,8 @@ void EngineLayout::AddModules(bool of_tower, const At& at) {
 Buffer EngineLayout::Vocabulary(ParamId id, Axis axis, int64_t rank) const {
   const Param& param = table_.param(id);
   const EvenPart part = engine_.PartOf(axis, rank);
-  int64_t rows = PaddedVocabulary(param, kVocabularyPadding);
-  if (rows % part.count != 0) {
-    rows = PaddedVocabulary(param, kVocabularyPadding * part.count);
-  }
+  int64_t rows = PaddedVocabulary(param);
+  if (rows % part.count != 0) rows = PaddedVocabulary(param, part.count);
   return VocabularyTensor(
       context_, param.name, id,
       {.padded_rows = rows, .count = part.count, .index = part.index});
@@ -406,14 +400,14 @@ std::vector<BufferId> EngineLayout::Before(const At& at) {
   AddModules(/*of_tower=*/true, at);
   AddWhole(kFirstStage, at.stage == 0, engine_.first);
   AddEmbedding(at);
-  for (const ServingRow& row : ServingLayerRows()) AddRow(row, at);
+  AddRows(/*of_experts=*/false, at);
   AddModules(/*of_tower=*/false, at);
   return out_;
 }
 
 std::vector<BufferId> EngineLayout::Experts(const At& at) {
   out_.clear();
-  for (const ServingRow& row : ServingExpertRows()) AddRow(row, at);
+  AddRows(/*of_experts=*/true, at);
   return out_;
 }
 
@@ -429,41 +423,7 @@ std::vector<BufferId> EngineLayout::After(const At& at) {
   return out_;
 }
 
-void CheckRows(const Engine& engine, absl::Span<const ServingRow> rows,
-               SizeChecks& checks) {
-  for (const ServingRow& row : rows) {
-    if (row.cut == Cut::kWhole || !(row.*engine.column).is_held) continue;
-    for (const ParamRole role : row.roles) {
-      if (FormOf(role).of_prediction) continue;
-      checks.Parts(engine.On(row.axis), role);
-    }
-  }
-}
-
 }  // namespace
-
-void CheckLayers(const Engine& engine, SizeChecks& checks) {
-  CheckRows(engine, ServingLayerRows(), checks);
-  for (const ParamRole role : {kColumn, kRow}) {
-    checks.Parts(engine.On(Axis::kTensor), role);
-  }
-  checks.Parts(engine.On(Axis::kDraft), kMtpProjection);
-}
-
-void CheckExperts(const Engine& engine, SizeChecks& checks) {
-  CheckRows(engine, ServingExpertRows(), checks);
-}
-
-void CheckVocabulary(const SizeChecks::Divisor& divisor, const RoleTable& table,
-                     SizeChecks& checks) {
-  for (const ParamRole role : {kEmbedding, kOutputHead}) {
-    for (const ParamId id : table.Params(role)) {
-      checks.Divides(divisor,
-                     PaddedVocabulary(table.param(id), kVocabularyPadding),
-                     "vocabulary rows (padded to a multiple of 64)");
-    }
-  }
-}
 
 SideLayout LayOutEngine(const LayoutContext& context, const RoleTable& table,
                         const Engine& engine,

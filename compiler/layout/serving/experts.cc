@@ -1,7 +1,5 @@
-#include "compiler/layout/serving/experts.h"
-
+// The experts of a serving engine: which of them each rank holds.
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,7 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "compiler/layout/common/shard.h"
-#include "plan/nearest_word.h"
+#include "compiler/layout/serving/engine.h"
 
 namespace refit {
 namespace {
@@ -132,29 +130,6 @@ std::vector<Experts> ListsByLayer(const LayoutContext& context,
   return by_layer;
 }
 
-struct Backend {
-  std::string_view name;
-  std::optional<GateUpOrder> order;  // of a backend that is supported
-  std::string_view effect;           // of one that is not
-};
-constexpr std::array kBackends = {
-    Backend{"triton", GateUpOrder::kGateFirst, ""},
-    Backend{"flashinfer_cutlass", GateUpOrder::kUpFirst, ""},
-    Backend{"auto", std::nullopt, "is the engine's choice"},
-    Backend{"aiter", std::nullopt, "shuffles rows and columns"},
-    Backend{"cutlass", std::nullopt, "runs on quantized weights only"},
-    Backend{"deep_gemm", std::nullopt,
-            "requantizes weights and reorders their scales"},
-    Backend{"flashinfer_cutedsl", std::nullopt, "interleaves gate and up rows"},
-    Backend{"flashinfer_mxfp4", std::nullopt, "shuffles rows and pads them"},
-    Backend{"flashinfer_trtllm", std::nullopt,
-            "permutes rows into tiles and pads them"},
-    Backend{"marlin", std::nullopt, "transposes and repacks weights"},
-    Backend{
-        "triton_kernel", std::nullopt,
-        "transposes weights (written for SGLang's unquantized experts alone)"},
-};
-
 }  // namespace
 
 std::vector<ExpertSlice> PlaceExperts(const LayoutContext& context,
@@ -210,71 +185,13 @@ std::map<std::string, std::string> ExpertRequirements(const SideSpec& side,
   requirements["moe_backend"] =
       side.moe_backend.given ? side.moe_backend.value : "triton";
   if (expert_ranks > 1) {
-    switch (side.experts.value.kind) {
-      case ExpertPlacement::Kind::kLinear:
-        requirements["expert_placement"] = "linear";
-        break;
-      case ExpertPlacement::Kind::kRoundRobin:
-        requirements["expert_placement"] = "round_robin";
-        break;
-      case ExpertPlacement::Kind::kTable:
-        requirements["expert_placement"] = "table";
-        break;
-    }
+    using enum ExpertPlacement::Kind;
+    const ExpertPlacement::Kind kind = side.experts.value.kind;
+    requirements["expert_placement"] = kind == kLinear       ? "linear"
+                                       : kind == kRoundRobin ? "round_robin"
+                                                             : "table";
   }
   return requirements;
-}
-
-GateUpOrder CheckMoeBackend(const SideSpec& side, SizeChecks& checks) {
-  constexpr GateUpOrder kCheckpoints = GateUpOrder::kGateFirst;
-  if (!side.moe_backend.given) return kCheckpoints;
-  const std::string& name = side.moe_backend.value;
-  checks.HasExperts(true, side.moe_backend.place, "moe_backend");
-  std::vector<std::string_view> names;
-  for (const Backend& backend : kBackends) {
-    names.push_back(backend.name);
-    if (backend.name != name) continue;
-    if (backend.order.has_value()) return *backend.order;
-    checks.Report(
-        side.moe_backend.place,
-
-        "%s.moe_backend \"%s\" %s, which a refit cannot write; run the engine "
-        "with \"triton\" or \"flashinfer_cutlass\", or leave the key out, "
-        "refit tensors in the checkpoint's order and let the engine process "
-        "its weights again (process_weights_after_loading)",
-        side.key, name, backend.effect);
-    return kCheckpoints;
-  }
-  const std::string nearest = NearestWord(name, names);
-  checks.Report(side.moe_backend.place, "%s.moe_backend \"%s\" is unknown; %s",
-                side.key, name,
-                nearest.empty()
-                    ? "wanted \"triton\" or \"flashinfer_cutlass\""
-                    : absl::StrFormat("did you mean \"%s\"?", nearest));
-  return kCheckpoints;
-}
-
-void CheckFusedExperts(const LayoutContext& context, const RoleTable& table,
-                       GateUpOrder order, SizeChecks& checks) {
-  if (table.Params(ParamRole::kFusedExpertDown).empty() &&
-      table.Params(ParamRole::kStackedExpertDown).empty()) {
-    return;
-  }
-  const SideSpec& side = context.side;
-  const std::string_view family = context.model.architecture.family->model_type;
-  if (side.experts.given) {
-    checks.Report(
-        side.experts.place,
-        "%s.experts: the experts of %s are placed linearly; wanted no such key",
-        side.key, family);
-  }
-  if (order != GateUpOrder::kGateFirst &&
-      !table.Params(ParamRole::kFusedExpertGateUp).empty()) {
-    checks.Report(side.moe_backend.place,
-                  "%s.moe_backend \"%s\" has no known order of %s's "
-                  "alternating gate and up rows; wanted triton",
-                  side.key, side.moe_backend.value, family);
-  }
 }
 
 }  // namespace refit

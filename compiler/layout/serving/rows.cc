@@ -1,5 +1,4 @@
-#include "compiler/layout/serving/rows.h"
-
+// What no row of rows.inc can say.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -107,22 +106,13 @@ constexpr Cell As(std::string_view module) { return {.module = module}; }
 
 }  // namespace
 
-absl::Span<const ServingRow> ServingLayerRows() {
+absl::Span<const ServingRow> ServingRows() {
   using enum Cut;
   using enum Axis;
-  static constexpr ServingRow kRowsOfLayer[] = {
+  static constexpr ServingRow kTable[] = {
 #include "compiler/layout/serving/rows.inc"
   };
-  return kRowsOfLayer;
-}
-
-absl::Span<const ServingRow> ServingExpertRows() {
-  using enum Cut;
-  using enum Axis;
-  static constexpr ServingRow kRowsOfExperts[] = {
-#include "compiler/layout/serving/expert_rows.inc"
-  };
-  return kRowsOfExperts;
+  return kTable;
 }
 
 int64_t PaddedHeads(AttentionBackend backend, int64_t heads) {

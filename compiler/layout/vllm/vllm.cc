@@ -11,8 +11,6 @@
 #include "compiler/layout/common/stages.h"
 #include "compiler/layout/layout.h"
 #include "compiler/layout/serving/engine.h"
-#include "compiler/layout/serving/experts.h"
-#include "compiler/layout/serving/tower.h"
 
 namespace refit {
 namespace {
@@ -21,13 +19,7 @@ using enum ParamRole;
 
 class Vllm {
  public:
-  explicit Vllm(const LayoutContext& context)
-      : context_(context),
-        side_(context.side),
-        architecture_(context.model.architecture),
-        traits_(architecture_.family->vllm),
-        table_(context.model),
-        checks_(context, table_) {}
+  explicit Vllm(const LayoutContext& context) : context_(context) {}
 
   SideLayout LayOut();
 
@@ -47,11 +39,11 @@ class Vllm {
   std::string_view family() const { return architecture_.family->model_type; }
 
   const LayoutContext& context_;
-  const SideSpec& side_;
-  const Architecture& architecture_;
-  const VllmTraits& traits_;
-  const RoleTable table_;
-  SizeChecks checks_;
+  const SideSpec& side_ = context_.side;
+  const Architecture& architecture_ = context_.model.architecture;
+  const VllmTraits& traits_ = architecture_.family->vllm;
+  const RoleTable table_{context_.model};
+  SizeChecks checks_{context_, table_};
 };
 
 void Vllm::Cut(Engine& engine) {
@@ -61,7 +53,7 @@ void Vllm::Cut(Engine& engine) {
                           Axis::kHead, Axis::kConnector}) {
     engine.On(axis) = tensor;
   }
-  if (!HasWholeTower(context_)) engine.On(Axis::kTower) = tensor;
+  if (!HasWholeTower(side_)) engine.On(Axis::kTower) = tensor;
   if (traits_.draft_has_prefix) engine.On(Axis::kDraft) = tensor;
   // Where each rank runs a part of the tokens through the experts, it has all
   // of the shared ones.
@@ -84,12 +76,15 @@ void Vllm::Cut(Engine& engine) {
 Engine Vllm::EngineOf() {
   using EveryStage = VllmTraits::EveryStage;
   Engine engine;
+  engine.name = "vLLM";
   engine.column = &ServingRow::vllm;
   engine.tensor = side_.tensor_parallel.value;
   engine.pipeline = side_.pipeline_parallel.value;
   engine.data = side_.data_parallel.value;
   engine.replicas = side_.replicas.value;
   engine.spreads_experts = side_.expert_parallel_enabled.value;
+  engine.expert_parallel = side_.expert_parallel_enabled.place;
+  engine.has_one_stage = !traits_.pipeline_parallel;
   if (engine.spreads_experts) engine.experts = engine.data * engine.tensor;
   Cut(engine);
   engine.renames = traits_.renames;
@@ -123,7 +118,6 @@ void Vllm::CheckRoundRobin(const Engine& engine) {
   }
   checks_.Report(
       side_.experts.place,
-
       "%s.experts.placement is \"round_robin\": vLLM places the experts of %s "
       "linearly all the same, because its router chooses among all experts "
       "(n_group is not 2 or more); wanted \"linear\"",
@@ -178,21 +172,13 @@ void Vllm::CheckSettings() {
                    side_.key, family());
   }
   CheckAttentionBackend();
-  if (!traits_.pipeline_parallel && side_.pipeline_parallel.value > 1) {
-    checks_.Report(side_.pipeline_parallel.place,
-                   "%s.pipeline_parallel %d: vLLM's %s has one stage; wanted 1",
-                   side_.key, side_.pipeline_parallel.value, family());
-  }
   if (side_.quantized.given && !traits_.block_scales) {
     checks_.Report(
         side_.quantized.place,
-
         "%s.dtype %s: vLLM reorders the scales of %s after loading (wo_a, by "
         "DeepGEMM) or has its experts in MXFP4; wanted bf16",
         side_.key, side_.quantized.value.name, family());
   }
-  checks_.HasExperts(side_.router_dtype.given, side_.router_dtype.place,
-                     "router_dtype");
   if (side_.version.given && VersionNumbers(side_.version.value).size() < 2) {
     checks_.Report(side_.version.place,
                    "%s.version \"%s\" is not a version; wanted one like 0.25",
@@ -201,16 +187,17 @@ void Vllm::CheckSettings() {
 }
 
 void Vllm::Check(const Engine& engine) {
-  CheckLayers(engine, checks_);
-  CheckVocabulary(engine.On(Axis::kEmbedding), table_, checks_);
-  checks_.HasExperts(engine.spreads_experts,
-                     side_.expert_parallel_enabled.place, "expert_parallel");
+  CheckEngine(context_, table_, engine, checks_);
+  for (const ParamRole role : {kEmbedding, kOutputHead}) {
+    for (const ParamId id : table_.Params(role)) {
+      checks_.Divides(engine.On(Axis::kEmbedding),
+                      PaddedVocabulary(table_.param(id)),
+                      "vocabulary rows (padded to a multiple of 64)");
+    }
+  }
   CheckRoundRobin(engine);
-  CheckExperts(engine, checks_);
-  CheckFusedExperts(context_, table_, engine.order, checks_);
   CheckDraft();
   CheckSettings();
-  CheckTower(context_, table_, engine, /*may_be_whole=*/true, checks_);
 }
 
 SideLayout Vllm::LayOut() {
@@ -219,7 +206,8 @@ SideLayout Vllm::LayOut() {
   Check(engine);
   return LayOutEngine(
       context_, table_, engine,
-      SplitVllmLayers(side_, architecture_.layers, context_.diagnostics),
+      SplitServingLayers(side_, architecture_.layers,
+                         /*remainder_ends_before=*/1, context_.diagnostics),
       checks_);
 }
 
