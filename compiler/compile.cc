@@ -16,7 +16,7 @@
 #include "compiler/emit/emit_plan.h"
 #include "compiler/inputs_digest.h"
 #include "compiler/job_warnings.h"
-#include "compiler/layout/block_scales.h"
+#include "compiler/layout/layout.h"
 #include "compiler/model/model.h"
 #include "compiler/passes/passes.h"
 #include "compiler/passes/rounds.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "compiler/job/side.h"
-#include "compiler/layout/release_warnings.h"
+#include "compiler/layout/layout.h"
 #include "plan/dtype.h"
 #include "plan/sent_ranges.h"
 

@@ -1,5 +1,10 @@
-#include "compiler/layout/block_scales.h"
-
+// Block quantization of a side: what it adds to the params, and to the buffers
+// that a framework's layout lists.
+//
+// A layout frontend lists the buffers of a side as if nothing were quantized.
+// Values keep that place in fp8; their scales stand in one more buffer for
+// each, in the same geometry, one element for each block. So no frontend knows
+// of blocks.
 #include <algorithm>
 #include <optional>
 #include <string_view>
@@ -8,6 +13,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "compiler/layout/layout.h"
 #include "compiler/model/stacks.h"
 #include "plan/glob.h"
 #include "plan/quantize_check.h"

@@ -114,22 +114,22 @@ SideLayout LayOut(const LayoutContext& context) {
       (kind == LayoutKind::kVllm && !family.vllm.known) ||
       (kind == LayoutKind::kSglang && !family.sglang.known) ||
       (kind == LayoutKind::kMegatron && !family.megatron.known);
-  const Place& place = context.side.layout.place;
-  if (is_unknown && family.of_file) {
-    context.diagnostics.Error(
-        place,
-        "%s: the rules of %s say nothing of %s; wanted \"%s\": {…} in their "
-        "file, once its class was read",
-        context.side.key, family.model_type, LayoutName(kind),
-        LayoutName(kind));
-  } else if (is_unknown) {
-    context.diagnostics.Error(place,
-                              "%s: the layout %s does not know %s; wanted "
-                              "another layout (generic places any tensors)",
-                              context.side.key, LayoutName(kind),
-                              family.model_type);
+  if (is_unknown) {
+    const std::string_view name = LayoutName(kind);
+    const std::string why =
+        family.of_file
+            ? absl::StrFormat(
+                  "the rules of %s say nothing of %s; wanted "
+                  "\"%s\": {…} in their file, once its class was read",
+                  family.model_type, name, name)
+            : absl::StrFormat(
+                  "the layout %s does not know %s; wanted another "
+                  "layout (generic places any tensors)",
+                  name, family.model_type);
+    context.diagnostics.Error(context.side.layout.place, "%s: %s",
+                              context.side.key, why);
+    return {};
   }
-  if (is_unknown) return SideLayout{};
   SideLayout layout = Dispatch(context);
   // generic places by its own rules and reports what none of them names.
   if (context.diagnostics.error_count() == errors_before &&

@@ -1,5 +1,4 @@
-#include "compiler/layout/release_warnings.h"
-
+// What releases and backends of frameworks deserve a warning for.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "compiler/job/side.h"
 #include "compiler/job/version.h"
+#include "compiler/layout/layout.h"
 
 namespace refit {
 namespace {

@@ -1,4 +1,3 @@
-#include "compiler/layout/block_scales.h"
 #include "compiler/layout/layout.h"
 #include "compiler/passes/passes.h"
 

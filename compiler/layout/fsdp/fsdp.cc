@@ -2,6 +2,7 @@
 // cuts them, also inside tensor parallelism, and experts over a mesh of their
 // own. README.md beside it holds the formulas and where they come from.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,48 +16,28 @@
 #include "compiler/layout/common/sizes.h"
 #include "compiler/layout/common/tensor_stack.h"
 #include "compiler/layout/layout.h"
+#include "llvm/ADT/STLExtras.h"
 
 namespace refit {
 namespace {
 
 using enum ParamRole;
 
-// What tensor parallelism leaves of a param to a rank, before FSDP cuts it.
-enum class TensorStyle : uint8_t { kWhole, kRows, kColumns, kUnknown };
-
-// The plan that the frameworks give torch's parallelize_module.
-TensorStyle TensorStyleOf(ParamRole role) {
-  switch (role) {
-    case kEmbedding:
-    case kOutputHead:
-    case kQuery:
-    case kKey:
-    case kValue:
-    case kQueryBias:
-    case kKeyBias:
-    case kValueBias:
-    case kMlpGate:
-    case kMlpUp:
-    case kColumn:
-      return TensorStyle::kRows;
-    case kAttentionOutput:
-    case kMlpDown:
-    case kRow:
-      return TensorStyle::kColumns;
-    case kFinalNorm:
-    case kAttentionNorm:
-    case kMlpNorm:
-    case kMoeNorm:
-    case kQueryNorm:
-    case kKeyNorm:
-    case kAttentionOutputBias:
-    case kReplicated:
-    case kFirstStage:
-    case kLastStage:
-      return TensorStyle::kWhole;
-    default:
-      return TensorStyle::kUnknown;
-  }
+// What tensor parallelism leaves of a param to a rank, before FSDP cuts it: the
+// plan that the frameworks give torch's parallelize_module. nullopt: it has no
+// such role.
+std::optional<Cut> TensorCutOf(ParamRole role) {
+  constexpr ParamRole kOfRows[] = {
+      kEmbedding, kOutputHead, kQuery,   kKey,   kValue, kQueryBias,
+      kKeyBias,   kValueBias,  kMlpGate, kMlpUp, kColumn};
+  constexpr ParamRole kOfColumns[] = {kAttentionOutput, kMlpDown, kRow};
+  constexpr ParamRole kWholeRoles[] = {
+      kFinalNorm, kAttentionNorm,       kMlpNorm,    kMoeNorm,    kQueryNorm,
+      kKeyNorm,   kAttentionOutputBias, kReplicated, kFirstStage, kLastStage};
+  if (llvm::is_contained(kOfRows, role)) return Cut::kRows;
+  if (llvm::is_contained(kOfColumns, role)) return Cut::kColumns;
+  if (llvm::is_contained(kWholeRoles, role)) return Cut::kWhole;
+  return std::nullopt;
 }
 
 bool IsExpert(const Param& param) {
@@ -99,13 +80,7 @@ struct ExpertShard {
 
 class FsdpLayout {
  public:
-  explicit FsdpLayout(const LayoutContext& context)
-      : context_(context),
-        tensor_(context.side.tensor_parallel.value),
-        data_(context.side.data_parallel.value),
-        expert_(context.side.expert_parallel.value),
-        fused_(context.side.fused_experts.value),
-        table_(context.model) {}
+  explicit FsdpLayout(const LayoutContext& context) : context_(context) {}
 
   SideLayout LayOut();
 
@@ -158,11 +133,11 @@ class FsdpLayout {
   std::vector<Buffer> FusedExperts(const Coordinate& rank) const;
 
   const LayoutContext& context_;
-  const int64_t tensor_;
-  const int64_t data_;
-  const int64_t expert_;
-  const bool fused_;
-  const RoleTable table_;
+  const int64_t tensor_ = context_.side.tensor_parallel.value;
+  const int64_t data_ = context_.side.data_parallel.value;
+  const int64_t expert_ = context_.side.expert_parallel.value;
+  const bool fused_ = context_.side.fused_experts.value;
+  const RoleTable table_{context_.model};
 };
 
 bool FsdpLayout::CheckSizes() {
@@ -186,8 +161,7 @@ bool FsdpLayout::CheckSizes() {
         side.key, family.model_type);
   }
   // Roles that contradict the model are the model's error, not the sizes'.
-  if ((fused_ || tensor_ > 1 || expert_ > 1) &&
-      !CheckRoles(context_)) {
+  if ((fused_ || tensor_ > 1 || expert_ > 1) && !CheckRoles(context_)) {
     return false;
   }
   checks.HasExperts(fused_, side.fused_experts.place, "fused_experts");
@@ -207,7 +181,7 @@ void FsdpLayout::CheckTensorParallel(SizeChecks& checks) {
     checks.Parts(tensor, role);
   }
   for (const Param& param : context_.model.params) {
-    if (TensorStyleOf(param.role) != TensorStyle::kUnknown) continue;
+    if (TensorCutOf(param.role).has_value()) continue;
     checks.Report(tensor.place,
                   "%s cannot place parameter \"%s\"; wanted a dense model%s, "
                   "or layout \"generic\" with its placements",
@@ -292,9 +266,9 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   whole.insert(whole.end(), shape.begin(), shape.end());
   Box box = WholeBox(whole);
 
-  const TensorStyle style =
-      tensor_ > 1 ? TensorStyleOf(param.role) : TensorStyle::kWhole;
-  if (style == TensorStyle::kColumns) {
+  const std::optional<Cut> cut =
+      tensor_ > 1 ? TensorCutOf(param.role) : Cut::kWhole;
+  if (cut == Cut::kColumns) {
     const Range columns = EvenShard(shape[1], tensor_, rank.tensor);
     box.lo[rows + 1] = columns.begin;
     box.hi[rows + 1] = columns.end;
@@ -304,7 +278,7 @@ Buffer FsdpLayout::Shard(ParamId id, const Coordinate& rank) const {
   Buffer buffer;
   buffer.name = ModuleName(param.name);
   buffer.index = param.index;
-  if (style == TensorStyle::kRows) {
+  if (cut == Cut::kRows) {
     held = ChunkShard(held.end, tensor_, rank.tensor);
   } else if (IsStacked(param.role)) {
     const ExpertShard shard = StackShard(rank);
@@ -387,15 +361,10 @@ std::vector<Buffer> FsdpLayout::FusedExperts(const Coordinate& rank) const {
                                   .experts = slice}));
   };
   const bool gated = !table_.Params(kExpertGate).empty();
-  if (gated) {
-    for (const LayerGroup& group :
-         table_.Group({kExpertGate, kExpertUp}, layers)) {
-      add(group, "gate_up_proj");
-    }
-  } else {
-    for (const LayerGroup& group : table_.Group({kExpertUp}, layers)) {
-      add(group, "up_proj");
-    }
+  const std::vector<ParamRole> inner =
+      gated ? std::vector{kExpertGate, kExpertUp} : std::vector{kExpertUp};
+  for (const LayerGroup& group : table_.Group(inner, layers)) {
+    add(group, gated ? "gate_up_proj" : "up_proj");
   }
   for (const LayerGroup& group : table_.Group({kExpertDown}, layers)) {
     add(group, "down_proj");
