@@ -21,6 +21,10 @@ fail() {
   exit 1
 }
 
+usage() {
+  sed -n '/^# usage/,/^#$/s/^# \{0,1\}//p' "$0"
+}
+
 tag() {
   local heading
   heading=$(grep -m1 '^## ' CHANGELOG.md)
@@ -38,7 +42,14 @@ case "${1-}" in
     tag
     exit
     ;;
-  -*) sed -n '/^# usage/,/^#$/s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  -h | --help)
+    usage
+    exit
+    ;;
+  -*)
+    usage >&2
+    exit 2
+    ;;
 esac
 pythons=("${@:-python3}")
 

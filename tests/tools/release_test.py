@@ -31,10 +31,19 @@ class ReleaseTest(unittest.TestCase):
         self.git("add", "--all")
         self.git("commit", "--quiet", "-m", "all")
 
-    def tag(self):
+    def run_with(self, *arguments):
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(self.root), "GIT_COMMITTER_NAME": "A", "GIT_COMMITTER_EMAIL": "a@b"}
-        done = subprocess.run([self.root / "tests" / "release.sh", "--tag"], env=environment, check=False, capture_output=True, text=True)
+        return subprocess.run([self.root / "tests" / "release.sh", *arguments], env=environment, check=False, capture_output=True, text=True)
+
+    def tag(self):
+        done = self.run_with("--tag")
         return done.returncode, (done.stdout + done.stderr).strip()
+
+    def test_help_is_no_error_and_an_unknown_option_is_one(self):
+        asked, unknown = self.run_with("--help"), self.run_with("--tags")
+        self.assertTrue(asked.stdout.startswith("usage: tests/release.sh "), asked.stdout)
+        self.assertEqual((asked.returncode, asked.stderr), (0, ""))
+        self.assertEqual((unknown.returncode, unknown.stdout, unknown.stderr), (2, "", asked.stdout))
 
     def test_a_tag_has_the_section_of_its_release(self):
         self.assertEqual(self.tag(), (0, "tagged v1.2.3"))
