@@ -12,10 +12,7 @@ std::vector<std::vector<StagedMessage>> StagedRounds(const PlanFile& plan,
   const MessageVector& messages = plan.messages().Of(program);
   for (uint32_t i = 0; i < messages.size(); ++i) {
     const fb::Message& message = *messages.Get(i);
-    if (body.rounds()->Get(message.round())->mechanism() !=
-        fb::Mechanism::kStaged) {
-      continue;
-    }
+    if (IsDirect(body, message.round())) continue;
     if (rounds.empty() || message.round() != last_round) rounds.emplace_back();
     last_round = message.round();
     rounds.back().push_back(

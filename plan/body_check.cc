@@ -1,13 +1,11 @@
 #include "plan/body_check.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -17,7 +15,7 @@
 #include "absl/types/span.h"
 #include "plan/broadcasts.h"
 #include "plan/check.h"
-#include "plan/file_limits.h"
+#include "plan/declaration_check.h"
 #include "plan/group_limit.h"
 #include "plan/message_lists.h"
 #include "plan/plan_file.h"
@@ -27,10 +25,6 @@
 
 namespace refit {
 namespace {
-
-// A copy of more loops has more elements than 63 bits count, because each loop
-// has 2 iterations at least.
-constexpr uint32_t kMostCopyLoops = 62;
 
 // Of 64 bits it takes several times as long as of 32, where any is needed.
 uint64_t Divide(uint64_t a, uint64_t b) {
@@ -58,13 +52,6 @@ class BodyChecker {
   absl::Status Check();
 
  private:
-  absl::Status CheckPresence();
-  absl::Status CheckPools();
-  absl::Status CheckDeclarations();
-  absl::Status CheckRequirements();
-  absl::Status CheckDelta();
-  absl::Status CheckRungs(const fb::Delta& delta);
-  absl::Status CheckTopology();
   // `where`: "". Ends as the part of the program with a mistake.
   absl::Status CheckProgram(uint32_t rank, const fb::RankProgram& program,
                             std::string& where);
@@ -179,14 +166,16 @@ class BodyChecker {
 };
 
 absl::Status BodyChecker::Check() {
-  absl::Status status = CheckPresence();
-  if (status.ok()) status = CheckPools();
-  if (status.ok()) status = CheckPackedMessages(body_);
+  absl::Status status = CheckPools(body_);
+  if (!status.ok()) return status;
+  uint64_t listed = 0;
+  for (const fb::CopyList* list : *copy_lists_) listed += list->count();
+  if (listed > copies_left_) return Bad("copy lists share copies too often");
+  status = CheckPackedMessages(body_);
   if (status.ok()) status = CheckStacks(body_, buffers_);
-  if (status.ok()) status = CheckDeclarations();
-  if (status.ok()) status = CheckRequirements();
+  if (status.ok()) status = CheckDeclarations(body_);
   if (status.ok()) status = CheckQuantizations(body_);
-  if (status.ok()) status = CheckTopology();
+  if (status.ok()) status = CheckTopology(body_);
   if (!status.ok()) return status;
   checked_.resize(body_.copy_lists()->size());
   operations_.resize(body_.rounds()->size());
@@ -197,231 +186,7 @@ absl::Status BodyChecker::Check() {
     return Bad("program of rank %u%s: %s", rank, where, status.message());
   }
   // What programs visit is bounded by now.
-  return CheckDelta();
-}
-
-absl::Status BodyChecker::CheckPresence() {
-  const struct {
-    std::string name;
-    const void* part;
-  } parts[] = {
-      {"params", body_.params()},         {"buffers", body_.buffers()},
-      {"programs", body_.programs()},     {"rounds", body_.rounds()},
-      {"copy_lists", body_.copy_lists()}, {"copies", body_.copies()},
-      {"loops", body_.loops()},           {"limits", body_.limits()},
-      {"stats", body_.stats()},
-  };
-  for (const auto& [name, part] : parts) {
-    if (part == nullptr) return Bad(absl::StrCat("the body has no ", name));
-  }
-  if (body_.source_ranks() > body_.programs()->size()) {
-    return Bad("source_ranks %u is above the %u programs", body_.source_ranks(),
-               body_.programs()->size());
-  }
-  if (!IsAligned(body_.copies()) || !IsAligned(body_.loops())) {
-    return Bad("copies and loops are not aligned to 8 bytes");
-  }
-  return absl::OkStatus();
-}
-
-// What of the shared pools does not depend on who uses it.
-absl::Status BodyChecker::CheckPools() {
-  const auto& rounds = *body_.rounds();
-  for (uint32_t i = 0; i < rounds.size(); ++i) {
-    const fb::Round& round = *rounds.Get(i);
-    if (round.route() < fb::Route::kLocal ||
-        round.route() > fb::Route::kNetwork) {
-      return Bad("round %u: unknown route %u", i,
-                 static_cast<uint32_t>(round.route()));
-    }
-    if (round.mechanism() > fb::Mechanism::kDirect) {
-      return Bad("round %u: unknown mechanism %u", i,
-                 static_cast<uint32_t>(round.mechanism()));
-    }
-    if (round.reserved() != 0) {
-      return Bad("round %u: a reserved field is not 0", i);
-    }
-  }
-  const auto& loops = *body_.loops();
-  for (uint32_t i = 0; i < loops.size(); ++i) {
-    if (loops.Get(i)->extent() < 2) {
-      return Bad("loop %u: extent %u is below 2", i, loops.Get(i)->extent());
-    }
-  }
-  const auto& copies = *body_.copies();
-  for (uint32_t i = 0; i < copies.size(); ++i) {
-    const fb::Copy& copy = *copies.Get(i);
-    if (copy.reserved() != 0 || copy.reserved2() != 0) {
-      return Bad("copy %u: a reserved field is not 0", i);
-    }
-    if (!IsKnown(copy.wire_dtype())) {
-      return Bad("copy %u: unknown dtype %u", i,
-                 static_cast<uint32_t>(copy.wire_dtype()));
-    }
-    if (copy.loops_count() > kMostCopyLoops) {
-      return Bad("copy %u: %u loops are more than %u", i, copy.loops_count(),
-                 kMostCopyLoops);
-    }
-    if (uint64_t{copy.loops_begin()} + copy.loops_count() > loops.size()) {
-      return Bad("copy %u: loops end at %u of %u", i,
-                 uint64_t{copy.loops_begin()} + copy.loops_count(),
-                 loops.size());
-    }
-  }
-  const auto& lists = *body_.copy_lists();
-  uint64_t listed = 0;
-  for (uint32_t i = 0; i < lists.size(); ++i) {
-    const uint64_t end =
-        uint64_t{lists.Get(i)->begin()} + lists.Get(i)->count();
-    if (end > copies.size()) {
-      return Bad("copy list %u: copies end at %u of %u", i, end, copies.size());
-    }
-    listed += lists.Get(i)->count();
-  }
-  if (listed > copies_left_) return Bad("copy lists share copies too often");
-  return absl::OkStatus();
-}
-
-// Words for programs, in an order that gives each once.
-absl::Status BodyChecker::CheckRequirements() {
-  const auto is_word = [](std::string_view text) {
-    return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
-    });
-  };
-  const uint32_t count = Length(body_.requirements());
-  for (uint32_t i = 0; i < count; ++i) {
-    const fb::Requirement& now = *body_.requirements()->Get(i);
-    if (now.side() > fb::Side::kDestination) {
-      return Bad("requirement %u: unknown side %u", i,
-                 static_cast<uint32_t>(now.side()));
-    }
-    if (!is_word(now.key()->str()) || !is_word(now.value()->str())) {
-      return Bad(
-          "requirement %u: its key or value is not made of lower-case letters, "
-          "digits and '_'",
-          i);
-    }
-    if (i == 0) continue;
-    const fb::Requirement& before = *body_.requirements()->Get(i - 1);
-    if (std::pair(before.side(), before.key()->str()) >=
-        std::pair(now.side(), now.key()->str())) {
-      return Bad("requirement %u: not ascending by side and key", i);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// That every message can leave out what did not change: its sender's own
-// tensors are what is sent.
-absl::Status BodyChecker::CheckDelta() {
-  const fb::Delta* const delta = body_.delta();
-  if (delta == nullptr) return absl::OkStatus();
-  if (delta->changes() != fb::DeltaChanges::kSnapshot &&
-      delta->changes() != fb::DeltaChanges::kBitmap) {
-    return Bad("delta: unknown way %u to find changes",
-               static_cast<uint32_t>(delta->changes()));
-  }
-  if (absl::Status status = CheckRungs(*delta); !status.ok()) return status;
-  if (body_.quantizations() != nullptr && body_.quantizations()->size() > 0) {
-    return Bad("delta: the plan quantizes, its refits cannot be delta");
-  }
-  for (uint32_t rank = body_.source_ranks(); rank < body_.programs()->size();
-       ++rank) {
-    const fb::RankProgram& program = *body_.programs()->Get(rank);
-    if (!ArePacked(program) && program.messages() == nullptr) continue;
-    const bool sends_none =
-        ForEachMessage(body_, program, [](const fb::Message& message) {
-          return message.kind() != fb::MessageKind::kSend;
-        });
-    if (sends_none) continue;
-    return Bad(
-        "delta: destination rank %u relays, which does not know what changed",
-        rank);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status BodyChecker::CheckRungs(const fb::Delta& delta) {
-  const uint32_t count = Length(delta.rungs());
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t rung = delta.rungs()->Get(i);
-    if (rung >= 1 && rung <= (i == 0 ? 7 : delta.rungs()->Get(i - 1) - 1U)) {
-      continue;
-    }
-    return Bad(
-        "delta: rung %u is %u, rungs descend from at most 7 to at least 1", i,
-        rung);
-  }
-  if (count > 0) return absl::OkStatus();
-  for (uint32_t i = 0; i < body_.rounds()->size(); ++i) {
-    if (body_.rounds()->Get(i)->mechanism() == fb::Mechanism::kDirect) continue;
-    return Bad("delta: round %u is staged, and no rungs", i);
-  }
-  return absl::OkStatus();
-}
-
-// What one may divide by.
-absl::Status BodyChecker::CheckTopology() {
-  const fb::Topology* const topology = body_.topology();
-  if (topology == nullptr) return absl::OkStatus();
-  absl::Status status = CheckUtf8("the machine", topology->machine());
-  if (!status.ok()) return status;
-  if (topology->hosts_per_nvlink_domain() == 0 ||
-      topology->gpus_per_nic() == 0) {
-    return Bad(
-        "topology: hosts_per_nvlink_domain or gpus_per_nic is 0; wanted at "
-        "least 1");
-  }
-  if (!std::isfinite(topology->spine_oversubscription()) ||
-      topology->spine_oversubscription() < 1) {
-    return Bad("topology: spine_oversubscription is %g; wanted at least 1",
-               topology->spine_oversubscription());
-  }
-  for (const double speed : {topology->peer_bytes_per_second(),
-                             topology->network_bytes_per_second()}) {
-    if (std::isfinite(speed) && speed > 0) continue;
-    return Bad("topology: a link has %g bytes per second; wanted more than 0",
-               speed);
-  }
-  return absl::OkStatus();
-}
-
-// Skips, casts, limits and what the compiler expects.
-absl::Status BodyChecker::CheckDeclarations() {
-  const uint32_t skips = Length(body_.skips());
-  for (uint32_t i = 0; i < skips; ++i) {
-    const fb::Skip& skip = *body_.skips()->Get(i);
-    const fb::SkipReason reason = skip.reason();
-    if (reason == fb::SkipReason::kUnspecified ||
-        reason > fb::SkipReason::kUnread) {
-      return Bad("skip %u: unknown reason %u", i,
-                 static_cast<uint32_t>(reason));
-    }
-    absl::Status status = CheckUtf8("name", skip.name());
-    status.Update(CheckUtf8("detail", skip.detail()));
-    if (!status.ok()) return At(absl::StrCat("skip ", i), status);
-  }
-  const uint32_t casts = Length(body_.casts());
-  for (uint32_t i = 0; i < casts; ++i) {
-    for (DType dtype :
-         {body_.casts()->Get(i)->from(), body_.casts()->Get(i)->to()}) {
-      if (!IsKnown(dtype)) {
-        return Bad("cast %u: unknown dtype %u", i,
-                   static_cast<uint32_t>(dtype));
-      }
-    }
-  }
-  const fb::Limits& limits = *body_.limits();
-  if (limits.bucket_bytes() > kLargestSize ||
-      limits.staging_bytes() > kLargestSize) {
-    return Bad("limits: more than 2^63 bytes");
-  }
-  if (limits.slots() > kSlotsMax) {
-    return Bad("limits: slots is %u; wanted at most %u", limits.slots(),
-               kSlotsMax);
-  }
-  return CheckUtf8("the binding link", body_.stats()->binding_link());
+  return CheckDelta(body_);
 }
 
 absl::Status BodyChecker::CheckProgram(uint32_t rank,
@@ -540,7 +305,7 @@ absl::Status BodyChecker::CheckMessages(const fb::RankProgram& program,
     const size_t begin = size_t{list->messages_begin()} + position;
     if (!IsSound(columns, round, begin, ends, sizes, shared)) {
       of_round_.clear();
-      columns.ForEachOf(round, IsStaged(body_, round), begin,
+      columns.ForEachOf(round, !IsDirect(body_, round.round()), begin,
                         [&](const fb::Message& message) {
                           of_round_.push_back(message);
                           return true;
@@ -570,7 +335,7 @@ bool BodyChecker::IsSound(const PackedColumns& columns,
                           const Ends& ends, uint32_t sizes,
                           Shared& shared) const {
   const uint32_t count = uint32_t{round.receives()} + round.sends();
-  const bool is_staged = IsStaged(body_, round);
+  const bool is_staged = !IsDirect(body_, round.round());
   uint64_t offset = round.staging_offset();
   if (is_staged ? count > kGroupOperationsMax || offset > ends.staging_bytes
                 : offset != 0) {
@@ -702,9 +467,7 @@ absl::Status BodyChecker::CheckMessage(const Ends& ends,
 }
 
 bool BodyChecker::CountOperation(uint32_t rank, const fb::Message& message) {
-  if (rounds_->Get(message.round())->mechanism() == fb::Mechanism::kDirect) {
-    return true;
-  }
+  if (IsDirect(body_, message.round())) return true;
   Operations& operations = operations_[message.round()];
   if (operations.rank != rank) operations = {.rank = rank};
   if (repeated_sends_.Repeats(message)) return true;

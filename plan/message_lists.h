@@ -122,9 +122,9 @@ class PackedColumns {
   const uint64_t* sizes_;
 };
 
-inline bool IsStaged(const fb::Body& body, const fb::MessageRound& round) {
-  return body.rounds()->Get(round.round())->mechanism() ==
-         fb::Mechanism::kStaged;
+// Whether a round of the plan is a direct one; else it is staged.
+inline bool IsDirect(const fb::Body& body, uint32_t round) {
+  return body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
 }
 
 // Calls `visit` with the messages of a packed list in order, until it returns
@@ -137,7 +137,8 @@ bool ForEachPacked(const fb::Body& body, const fb::MessageList& list,
   for (uint32_t i = 0; i < list.rounds_count(); ++i) {
     const fb::MessageRound& round =
         *body.packed_messages()->rounds()->Get(list.rounds_begin() + i);
-    if (!columns.ForEachOf(round, IsStaged(body, round), begin, visit)) {
+    if (!columns.ForEachOf(round, !IsDirect(body, round.round()), begin,
+                           visit)) {
       return false;
     }
     begin += size_t{round.receives()} + round.sends();

@@ -25,8 +25,7 @@ class RangeCollector {
     std::set<uint32_t> lists;
     ForEachMessage(body_, program_, [&](const fb::Message& message) {
       if (message.kind() != fb::MessageKind::kSend ||
-          body_.rounds()->Get(message.round())->mechanism() !=
-              fb::Mechanism::kStaged ||
+          IsDirect(body_, message.round()) ||
           !lists.insert(message.copies()).second) {
         return true;
       }

@@ -352,11 +352,9 @@ AwaitedRounds AwaitedBy(const fb::Body& body, uint32_t round,
                         const fb::Message* fed_by) {
   const int64_t before = int64_t{round} - 1;
   if (fed_by == nullptr) return {.staged = before, .direct = before};
-  const bool is_direct = body.rounds()->Get(fed_by->round())->mechanism() ==
-                         fb::Mechanism::kDirect;
   const int64_t last = fed_by->round();
-  return is_direct ? AwaitedRounds{.direct = last}
-                   : AwaitedRounds{.staged = last};
+  return IsDirect(body, fed_by->round()) ? AwaitedRounds{.direct = last}
+                                         : AwaitedRounds{.staged = last};
 }
 
 ListedSteps::ListedSteps(RankSchedule of_rank,

@@ -31,8 +31,7 @@ Totals TotalsOf(const PlanFile& plan) {
       round = message->round();
       const bool repeats = sends.Repeats(*message);
       if (!repeats) ++operations;
-      const bool direct =
-          body.rounds()->Get(round)->mechanism() == fb::Mechanism::kDirect;
+      const bool direct = IsDirect(body, round);
       if (!direct && operations > totals.most_operations) {
         totals.most_operations = operations;
         totals.most_operations_rank = rank;
