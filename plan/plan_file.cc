@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
@@ -16,7 +15,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "plan/body_check.h"
@@ -108,33 +106,19 @@ std::string IdentifierText(const uint8_t* identifier) {
   return text;
 }
 
-template <typename Stack>
-std::string StackName(const Stack& stack, uint64_t ordinal) {
-  const std::vector<int32_t> numbers = IndexNumbers(stack.index(), ordinal);
-  std::string name;
-  std::string_view pattern = stack.name()->string_view();
-  while (true) {
-    const size_t open = std::min(pattern.find('{'), pattern.size());
-    name.append(pattern.substr(0, open));
-    pattern.remove_prefix(open);
-    if (pattern.empty()) break;
-    constexpr size_t kLongest = 4;  // "{10}"
-    const size_t close = pattern.substr(0, kLongest).find('}');
-    uint32_t dim = 0;
-    bool is_number = close != pattern.npos && close > 1;
-    for (size_t i = 1; is_number && i < close; ++i) {
-      is_number = pattern[i] >= '0' && pattern[i] <= '9';
-      dim = 10 * dim + static_cast<uint32_t>(pattern[i] - '0');
-    }
-    if (is_number && dim < numbers.size()) {
-      absl::StrAppend(&name, numbers[dim]);
-      pattern.remove_prefix(close + 1);
-    } else {
-      name += pattern.front();
-      pattern.remove_prefix(1);
+absl::Status CheckProvenance(const fb::Provenance* provenance) {
+  if (provenance == nullptr) return absl::OkStatus();
+  absl::Status s = CheckUtf8("the producer", provenance->producer());
+  if (const auto* facts = provenance->job()) {
+    for (const fb::JobFact* fact : *facts) {
+      s.Update(CheckUtf8("a key of the job", fact->key()));
+      s.Update(CheckUtf8("a value of the job", fact->value()));
     }
   }
-  return name;
+  if (const fb::Estimates* estimates = provenance->estimates()) {
+    s.Update(CheckUtf8("the binding link", estimates->binding_link()));
+  }
+  return s;
 }
 
 // Structs lie one behind the other.
@@ -145,149 +129,7 @@ absl::Span<const T> PartOf(const flatbuffers::Vector<const T*>* all,
   return {all->Get(begin), count};
 }
 
-bool HasDirectRounds(const fb::Body& body) {
-  return std::any_of(body.rounds()->begin(), body.rounds()->end(),
-                     [](const fb::Round* round) {
-                       return round->mechanism() == fb::Mechanism::kDirect;
-                     });
-}
-
-bool HasPostHooks(const fb::Body& body) {
-  return std::any_of(body.buffers()->begin(), body.buffers()->end(),
-                     [](const fb::Buffer* buffer) {
-                       return buffer->post_hooks() != nullptr &&
-                              buffer->post_hooks()->size() > 0;
-                     });
-}
-
-// Whether `is_meant` holds of a message that a rank from `first_rank` on sends.
-// Ranks of one list of messages send alike.
-template <typename IsMeant>
-bool AnySends(const fb::Body& body, uint32_t first_rank,
-              const IsMeant& is_meant) {
-  absl::flat_hash_set<const void*> seen;
-  for (uint32_t rank = first_rank; rank < body.programs()->size(); ++rank) {
-    const fb::RankProgram& program = *body.programs()->Get(rank);
-    if (!seen.insert(MessagesKey(body, program)).second) continue;
-    const bool sends_none =
-        ForEachSend(body, program, [&](const fb::Message& message) {
-          return !is_meant(program, message);
-        });
-    if (!sends_none) return true;
-  }
-  return false;
-}
-
-bool IsStaged(const fb::Body& body, const fb::Message& message) {
-  return body.rounds()->Get(message.round())->mechanism() ==
-         fb::Mechanism::kStaged;
-}
-
-bool HasRelays(const fb::Body& body) {
-  return AnySends(
-      body, body.source_ranks(),
-      [](const fb::RankProgram&, const fb::Message&) { return true; });
-}
-
-bool HasStagedRelays(const fb::Body& body) {
-  return AnySends(body, body.source_ranks(),
-                  [&](const fb::RankProgram&, const fb::Message& message) {
-                    return IsStaged(body, message);
-                  });
-}
-
-bool HasDelta(const fb::Body& body) { return body.delta() != nullptr; }
-
-bool HasShifts(const fb::Body& body) {
-  return std::any_of(body.programs()->begin(), body.programs()->end(),
-                     [](const fb::RankProgram* program) {
-                       return program->source_shift() != 0 ||
-                              program->destination_shift() != 0;
-                     });
-}
-
-// Whether a message inside a host is in a round of another route, or passes on
-// what its rank holds.
-bool HasDealing(const fb::Body& body) {
-  return AnySends(
-      body, /*first_rank=*/0,
-      [&](const fb::RankProgram& program, const fb::Message& message) {
-        if (!IsStaged(body, message)) return false;
-        if (IsHeld(body, message)) return true;
-        const fb::Round& round = *body.rounds()->Get(message.round());
-        const uint32_t peer = PeerOf(body, program, message);
-        return round.route() == fb::Route::kNetwork &&
-               body.programs()->Get(peer)->host() == program.host();
-      });
-}
-
-bool HasPackedMessages(const fb::Body& body) {
-  return std::any_of(
-      body.programs()->begin(), body.programs()->end(),
-      [](const fb::RankProgram* program) { return ArePacked(*program); });
-}
-
-// What an executor must know of to run a plan, and how a body shows it.
-struct Feature {
-  uint64_t bit;
-  std::string_view name;
-  bool (*is_used)(const fb::Body& body);
-};
-constexpr std::array kFeatures = {
-    Feature{kFeatureDirectRounds, "direct rounds", HasDirectRounds},
-    Feature{kFeaturePostHooks, "post-hooks", HasPostHooks},
-    Feature{kFeatureQuantization, "quantizations", HasQuantization},
-    Feature{kFeatureRelays, "relays", HasRelays},
-    Feature{kFeatureStagedRelays, "staged relays", HasStagedRelays},
-    Feature{kFeatureDelta, "delta refits", HasDelta},
-    Feature{kFeatureShifts, "shifted programs", HasShifts},
-    Feature{kFeatureStagedDelta, "delta refits in staged rounds", HasRungs},
-    Feature{kFeatureDealing, "dealt messages", HasDealing},
-    Feature{kFeaturePackedMessages, "packed messages", HasPackedMessages},
-    Feature{kFeatureBroadcasts, "broadcasts", HasBroadcasts},
-};
-
 }  // namespace
-
-bool HasBroadcasts(const fb::Body& body) {
-  return std::any_of(body.programs()->begin(), body.programs()->end(),
-                     [](const fb::RankProgram* program) {
-                       return !ArePacked(*program) &&
-                              std::any_of(program->messages()->begin(),
-                                          program->messages()->end(),
-                                          [](const fb::Message* message) {
-                                            return message->broadcast() != 0;
-                                          });
-                     });
-}
-
-uint32_t FormatVersionFor(const fb::Body& body, uint64_t features) {
-  const bool has_requirements =
-      body.requirements() != nullptr && body.requirements()->size() > 0;
-  const bool says_what_feeds_relays =
-      std::any_of(body.programs()->begin(), body.programs()->end(),
-                  [](const fb::RankProgram* program) {
-                    return program->relays() != nullptr;
-                  });
-  const bool is_of_1_7 =
-      body.topology() != nullptr || body.limits()->network_peers() > 0;
-  const bool is_of_1_8 = (features & kFeatureShifts) != 0 ||
-                         body.limits()->direct_multiprocessors() > 0;
-  const uint32_t minor = (features & kFeatureBroadcasts) != 0       ? 13
-                         : (features & kFeaturePackedMessages) != 0 ? 12
-                         : body.limits()->direct_pulls()            ? 11
-                         : (features & kFeatureDealing) != 0        ? 10
-                         : (features & kFeatureStagedDelta) != 0    ? 9
-                         : is_of_1_8                                ? 8
-                         : is_of_1_7                                ? 7
-                         : body.delta() != nullptr                  ? 6
-                         : says_what_feeds_relays                   ? 5
-                         : has_requirements                         ? 4
-                         : features >= kFeatureStagedRelays         ? 3
-                         : features > kFeatureDirectRounds          ? 2
-                                                                    : 1;
-  return kFormatMajor << 16 | minor;
-}
 
 // The file's bytes: mapped, or owned.
 class PlanFile::Bytes {
@@ -438,20 +280,11 @@ absl::Status PlanFile::Check() {
   if (plan_->inputs_digest() == nullptr || plan_->body_digest() == nullptr) {
     return Bad("the plan has no digests");
   }
-  if (plan_->provenance() != nullptr) {
-    absl::Status s = CheckUtf8("the producer", plan_->provenance()->producer());
-    if (!s.ok()) return s;
-    if (const auto* facts = plan_->provenance()->job()) {
-      for (const fb::JobFact* fact : *facts) {
-        s.Update(CheckUtf8("a key of the job", fact->key()));
-        s.Update(CheckUtf8("a value of the job", fact->value()));
-      }
-    }
-    if (const fb::Estimates* estimates = plan_->provenance()->estimates()) {
-      s.Update(CheckUtf8("the binding link", estimates->binding_link()));
-    }
-    if (!s.ok()) return s;
-  }
+  if (absl::Status s = CheckProvenance(plan_->provenance()); !s.ok()) return s;
+  return CheckBodyBytes();
+}
+
+absl::Status PlanFile::CheckBodyBytes() {
   const flatbuffers::Vector<uint8_t>& body = *plan_->body();
   const fb::Digest digest = DigestOf({body.data(), body.size()});
   if (!IsSame(digest, *plan_->body_digest())) {
@@ -461,12 +294,10 @@ absl::Status PlanFile::Check() {
   // Only padding follows the body: what was appended to a plan is damage that
   // the digest does not see.
   const auto after_body =
-      static_cast<size_t>(data + size - (body.data() + body.size()));
+      static_cast<size_t>(bytes().end() - (body.data() + body.size()));
   if (after_body >= kPlanAlignmentBytes) {
-    return Bad(
-        "damaged: %u bytes follow the body, which should end "
-        "the file",
-        after_body);
+    return Bad("damaged: %u bytes follow the body, which should end the file",
+               after_body);
   }
   if (reinterpret_cast<uintptr_t>(body.data()) % kPlanAlignmentBytes != 0) {
     return Bad("the body is not aligned to %u bytes", kPlanAlignmentBytes);
@@ -478,7 +309,7 @@ absl::Status PlanFile::Check() {
   body_ = flatbuffers::GetRoot<fb::Body>(body.data());
   if (absl::Status s = CheckBody(*body_, body.size()); !s.ok()) return s;
   messages_ = std::make_unique<const MessageLists>(*body_);
-  return CheckFeatures();
+  return CheckFeatures(*body_, plan_->required_features());
 }
 
 absl::Status PlanFile::CheckFileDigest() const {
@@ -505,20 +336,6 @@ absl::Status PlanFile::CheckFileDigest() const {
              DigestText(digest), DigestText(*wanted));
 }
 
-absl::Status PlanFile::CheckFeatures() const {
-  for (const Feature& feature : kFeatures) {
-    if ((plan_->required_features() & feature.bit) != 0 ||
-        !feature.is_used(*body_)) {
-      continue;
-    }
-    return Bad(
-        "the plan has %s but does not require that executors know them (bit "
-        "%d of required_features)",
-        feature.name, std::countr_zero(feature.bit));
-  }
-  return absl::OkStatus();
-}
-
 Estimates EstimatesOf(const PlanFile& plan) {
   const auto read = [](const auto& table) {
     return Estimates{.lower_bound_seconds = table.lower_bound_seconds(),
@@ -532,22 +349,6 @@ Estimates EstimatesOf(const PlanFile& plan) {
     return read(*provenance->estimates());
   }
   return read(*plan.body().stats());
-}
-
-uint64_t RequiredFeatures(const fb::Body& body) {
-  uint64_t features = 0;
-  for (const Feature& feature : kFeatures) {
-    if (feature.is_used(body)) features |= feature.bit;
-  }
-  return features;
-}
-
-std::vector<std::string> FeatureNames(uint64_t features) {
-  std::vector<std::string> names;
-  for (const Feature& feature : kFeatures) {
-    if ((features & feature.bit) != 0) names.emplace_back(feature.name);
-  }
-  return names;
 }
 
 absl::Span<const uint8_t> PlanFile::bytes() const {
@@ -693,12 +494,40 @@ uint64_t ScratchBytes(const PlanFile& plan, int32_t rank) {
   return ScratchBytes(plan.body(), *plan.body().programs()->Get(rank));
 }
 
+std::string ExpandName(std::string_view pattern,
+                       absl::Span<const int32_t> numbers) {
+  std::string name;
+  while (true) {
+    const size_t open = std::min(pattern.find('{'), pattern.size());
+    name.append(pattern.substr(0, open));
+    pattern.remove_prefix(open);
+    if (pattern.empty()) return name;
+    constexpr size_t kLongest = 4;  // "{10}"
+    const size_t close = pattern.substr(0, kLongest).find('}');
+    uint32_t dim = 0;
+    bool is_number = close != pattern.npos && close > 1;
+    for (size_t i = 1; is_number && i < close; ++i) {
+      is_number = pattern[i] >= '0' && pattern[i] <= '9';
+      dim = 10 * dim + static_cast<uint32_t>(pattern[i] - '0');
+    }
+    if (is_number && dim < numbers.size()) {
+      absl::StrAppend(&name, numbers[dim]);
+      pattern.remove_prefix(close + 1);
+    } else {
+      name += pattern.front();
+      pattern.remove_prefix(1);
+    }
+  }
+}
+
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal) {
-  return StackName(buffer, ordinal);
+  return ExpandName(buffer.name()->string_view(),
+                    IndexNumbers(buffer.index(), ordinal));
 }
 
 std::string TensorName(const fb::Param& param, uint64_t ordinal) {
-  return StackName(param, ordinal);
+  return ExpandName(param.name()->string_view(),
+                    IndexNumbers(param.index(), ordinal));
 }
 
 }  // namespace refit

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -108,7 +109,7 @@ class PlanFile {
   explicit PlanFile(std::unique_ptr<Bytes> bytes);
   absl::Status Check();
   absl::Status CheckFileDigest() const;
-  absl::Status CheckFeatures() const;
+  absl::Status CheckBodyBytes();
 
   std::unique_ptr<Bytes> bytes_;
   const fb::Plan* plan_ = nullptr;
@@ -217,8 +218,10 @@ const fb::Message* FedBy(const MessageLists& messages,
 // Bytes of a rank's scratch arena.
 uint64_t ScratchBytes(const PlanFile& plan, int32_t rank);
 
-// The name of tensor `ordinal` of a stack: "{0}", "{1}" … replaced by the index
-// numbers.
+// `pattern` with "{i}" replaced by numbers[i].
+std::string ExpandName(std::string_view pattern,
+                       absl::Span<const int32_t> numbers);
+// The name of tensor `ordinal` of a stack, from its index numbers.
 std::string TensorName(const fb::Buffer& buffer, uint64_t ordinal);
 std::string TensorName(const fb::Param& param, uint64_t ordinal);
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "absl/hash/hash.h"
-#include "absl/strings/str_cat.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 namespace {
@@ -24,25 +24,6 @@ IndexDim Consecutive(int32_t first, int64_t count) {
   dim.numbers.resize(static_cast<size_t>(count));
   std::iota(dim.numbers.begin(), dim.numbers.end(), first);
   return dim;
-}
-
-std::string ExpandName(std::string_view name,
-                       absl::Span<const int32_t> numbers) {
-  std::string expanded;
-  for (size_t at = 0; at < name.size();) {
-    const bool placeholder = name[at] == '{' && at + 2 < name.size() &&
-                             name[at + 2] == '}' && name[at + 1] >= '0' &&
-                             name[at + 1] <= '9';
-    const size_t dim =
-        placeholder ? static_cast<size_t>(name[at + 1] - '0') : 0;
-    if (placeholder && dim < numbers.size()) {
-      absl::StrAppend(&expanded, numbers[dim]);
-      at += 3;
-    } else {
-      expanded.push_back(name[at++]);
-    }
-  }
-  return expanded;
 }
 
 std::string Param::FirstName() const {

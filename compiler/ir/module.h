@@ -55,10 +55,6 @@ struct IndexDim {
 // first, first + 1, … first + count - 1.
 IndexDim Consecutive(int32_t first, int64_t count);
 
-// `name` with "{i}" replaced by numbers[i].
-std::string ExpandName(std::string_view name,
-                       absl::Span<const int32_t> numbers);
-
 // Which dimension of its tensor a param's `shape` has as several, so that a box
 // can hold what lies at a stride in the tensor.
 enum class Split : uint8_t {

@@ -18,6 +18,7 @@
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/STLExtras.h"
 #include "plan/file_limits.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 namespace {

@@ -20,6 +20,7 @@
 #include "compiler/model/stacks.h"
 #include "plan/glob.h"
 #include "plan/nearest_word.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 namespace {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_replace.h"
 #include "compiler/layout/generic/generic.h"
 #include "plan/glob.h"
+#include "plan/plan_file.h"
 
 namespace refit {
 namespace {
