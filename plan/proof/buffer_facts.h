@@ -46,6 +46,10 @@ class BufferFacts {
   BufferFacts(const fb::Body& body, const fb::Buffer& buffer, Steps& steps);
 
   const std::vector<Part>& parts() const { return parts_; }
+  // Null for a number of none, -1.
+  const Part* part(int32_t number) const {
+    return number < 0 ? nullptr : &parts_[static_cast<size_t>(number)];
+  }
   int64_t elements() const { return elements_; }
   // Those of skip regions, and of params that are declared as skipped.
   int64_t skipped_elements() const { return skipped_elements_; }

@@ -16,6 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "plan/dtype.h"
 #include "plan/message_lists.h"
+#include "plan/plan_file.h"
 #include "plan/proof/affine.h"
 #include "plan/proof/buffer_facts.h"
 #include "plan/proof/schedule_proof.h"
@@ -23,6 +24,17 @@
 #include "plan/proof/violations.h"
 
 namespace refit::proof {
+
+inline constexpr uint64_t kStepsPerCopy = 16;      // to find where it is
+inline constexpr uint64_t kStepsPerKnownCopy = 4;  // where that is known
+
+inline int64_t OffsetOf(const fb::Copy& copy) {
+  return static_cast<int64_t>(copy.offset());
+}
+
+inline bool IsSkipped(const fb::Param& param) {
+  return param.skip() != fb::SkipReason::kUnspecified;
+}
 
 // Follows every byte into the destination ranks, which are asked in ascending
 // order.
@@ -136,6 +148,7 @@ class DataProof {
     uint32_t rank = 0;
     const fb::Message* message = nullptr;
 
+    Site At(const fb::Copy& copy) const { return At(copy, OffsetOf(copy)); }
     Site At(const fb::Copy& copy, int64_t offset) const {
       return {.rank = rank,
               .round = message->round(),
@@ -147,15 +160,23 @@ class DataProof {
   void FindGeometries();
   const BufferFacts& FactsAt(uint32_t rank, uint32_t slot) const;
   const fb::Buffer& BufferAt(uint32_t rank, uint32_t slot) const;
-  bool IsDirect(const fb::Message& message) const;
   Digits DigitsOf(const fb::Copy& copy) const;
   // None when the steps are used up.
   absl::Span<const fb::Copy> TakeCopies(uint32_t list, uint64_t steps_per_copy);
-  bool CheckAlignment(const End& end, const fb::Copy& copy);
-
+  // The part of a buffer that a copy lies in, with its place there in
+  // placement_; -1 when there is none. Requires no flaw.
+  int32_t PlaceCopy(const BufferFacts& facts, const fb::Copy& copy) {
+    return facts.Find(OffsetOf(copy), DigitsOf(copy), placement_);
+  }
+  // What placement_ stands for in the part, counted from its first element.
+  Sequence ElementsPlaced(const BufferFacts& facts, const Part& part) const;
+  int64_t BytesOf(const fb::Copy& copy) const {
+    return static_cast<int64_t>(CopyElements(body_, copy)) *
+           DTypeBytes(copy.wire_dtype());
+  }
+  void CheckAlignment(const End& end, const fb::Copy& copy);
   // Of what the copies of `end` address, if it is scratch (3).
   void CheckWindows(const End& end);
-  void CheckWindow(const End& end, const fb::Copy& copy);
   // That what an operation addresses of scratch has one window (3).
   void CheckOneWindow(uint32_t rank, const fb::Quantize& op);
 
@@ -221,9 +242,11 @@ class DataProof {
   // The param's elements that stand at `digits` from `offset` of a buffer, when
   // they lie in one fragment of `param`; reports and returns nothing otherwise.
   std::optional<Sequence> Operand(const char* what, uint32_t rank,
-                                  uint32_t slot, int64_t offset,
+                                  uint32_t slot, uint64_t offset,
                                   const Digits& digits, uint32_t param,
                                   bool is_written);
+  void ReportQuantize(uint32_t rank, uint32_t slot, uint64_t offset,
+                      absl::FunctionRef<std::string()> text);
   // Of a source, only its scratch has to be written.
   void CheckWrites(uint32_t rank);
   void SortWrites(uint32_t rank);

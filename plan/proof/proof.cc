@@ -72,28 +72,25 @@ void CheckDeclarations(const fb::Body& body, Violations& violations) {
   for (uint32_t i = 0; i < casts; ++i) {
     const fb::Cast& cast = *body.casts()->Get(i);
     if (IsSupportedCast(cast.from(), cast.to())) continue;
-    violations.Report({}, Invariant::kWellFormedInputs, [&] {
-      return absl::StrFormat(
-          "declares a cast from %s to %s, which does not "
-          "exist",
-          DTypeName(cast.from()), DTypeName(cast.to()));
-    });
+    violations.Report({}, Invariant::kWellFormedInputs,
+                      "declares a cast from %s to %s, which does not "
+                      "exist",
+                      DTypeName(cast.from()), DTypeName(cast.to()));
   }
   const uint32_t sources = body.source_ranks();
   for (uint32_t rank = 0; rank < sources; ++rank) {
     const fb::RankProgram& program = *body.programs()->Get(rank);
     if (body.copy_lists()->Get(program.fills())->count() != 0) {
       violations.Report({.rank = rank}, Invariant::kWrittenOnce,
-                        [] { return std::string("a source rank has fills"); });
+                        "a source rank has fills");
     }
     const uint32_t partner = sources + rank;
     if (body.colocated() && partner < body.programs()->size() &&
         body.programs()->Get(partner)->host() != program.host()) {
-      violations.Report({.rank = partner}, Invariant::kWellFormedInputs, [&] {
-        return absl::StrFormat(
-            "shares a GPU with rank %d but is on host %d, not %d", rank,
-            body.programs()->Get(partner)->host(), program.host());
-      });
+      violations.Report({.rank = partner}, Invariant::kWellFormedInputs,
+                        "shares a GPU with rank %d but is on host %d, not %d",
+                        rank, body.programs()->Get(partner)->host(),
+                        program.host());
     }
   }
 }

@@ -98,20 +98,24 @@ void DataProof::Quantize(uint32_t rank) {
   for (const fb::Quantize* op : *program.quantizes()) QuantizeOne(rank, *op);
 }
 
+void DataProof::ReportQuantize(uint32_t rank, uint32_t slot, uint64_t offset,
+                               absl::FunctionRef<std::string()> text) {
+  violations_.Report({.rank = rank,
+                      .round = rank < body_.source_ranks() ? Site::kBeforeRounds
+                                                           : Site::kAfterRounds,
+                      .buffer_slot = slot,
+                      .offset = static_cast<int64_t>(offset)},
+                     Invariant::kRightElement, text);
+}
+
 std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
-                                           uint32_t slot, int64_t offset,
+                                           uint32_t slot, uint64_t offset,
                                            const Digits& digits, uint32_t param,
                                            bool is_written) {
   const BufferFacts& facts = FactsAt(rank, slot);
   if (facts.flaw().has_value()) return std::nullopt;  // reported for its rank
   const auto report = [&](absl::FunctionRef<std::string()> text) {
-    violations_.Report(
-        {.rank = rank,
-         .round = rank < body_.source_ranks() ? Site::kBeforeRounds
-                                              : Site::kAfterRounds,
-         .buffer_slot = slot,
-         .offset = offset},
-        Invariant::kRightElement, text);
+    ReportQuantize(rank, slot, offset, text);
     return std::nullopt;
   };
   // A source's tensors are its own: only scratch may be written. What a
@@ -125,13 +129,12 @@ std::optional<Sequence> DataProof::Operand(const char* what, uint32_t rank,
                              is_scratch ? "scratch" : "a tensor of the source");
     });
   }
-  const int32_t index = facts.Find(offset, digits, placement_);
-  const Part* part =
-      index < 0 ? nullptr : &facts.parts()[static_cast<size_t>(index)];
+  const int32_t index =
+      facts.Find(static_cast<int64_t>(offset), digits, placement_);
+  const Part* const part = facts.part(index);
   if (part == nullptr || part->fragment == nullptr ||
       part->fragment->param() != param ||
-      body_.params()->Get(param)->skip() != fb::SkipReason::kUnspecified ||
-      !placement_.FillsHull()) {
+      IsSkipped(*body_.params()->Get(param)) || !placement_.FillsHull()) {
     return report([&] {
       return absl::StrFormat(
           "the %s of a quantization begins here, which is no box of a fragment "
@@ -158,13 +161,10 @@ void DataProof::CheckOneWindow(uint32_t rank, const fb::Quantize& op) {
     }
     violations_.Report(
         {.rank = rank, .round = window->begin(), .buffer_slot = slot},
-        Invariant::kInBounds, [&] {
-          return absl::StrFormat(
-              "a quantization works in scratch of rounds %d to %d and of "
-              "rounds %d to %d",
-              first->begin(), first->end() - 1, window->begin(),
-              window->end() - 1);
-        });
+        Invariant::kInBounds,
+        "a quantization works in scratch of rounds %d to %d and of "
+        "rounds %d to %d",
+        first->begin(), first->end() - 1, window->begin(), window->end() - 1);
   }
 }
 
@@ -197,31 +197,15 @@ void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
   add(out, columns, 1);
   add(scale, scale_rows, op.scale_row_stride());
   add(scale, scale_columns, 1);
-  const auto operand = [&](const char* what, uint32_t slot, uint64_t offset,
-                           const Digits& digits, uint32_t param,
-                           bool is_written) {
-    return Operand(what, rank, slot, static_cast<int64_t>(offset), digits,
-                   param, is_written);
-  };
-  const auto input = operand("input", op.input_slot(), op.input_offset(), in,
-                             quantization.of(), /*is_written=*/false);
-  const auto output = operand("output", op.output_slot(), op.output_offset(),
-                              out, quantization.data(), /*is_written=*/true);
-  const auto scales = operand("scales", op.scale_slot(), op.scale_offset(),
-                              scale, quantization.scales(),
-                              /*is_written=*/true);
+  const auto input = Operand("input", rank, op.input_slot(), op.input_offset(),
+                             in, quantization.of(), /*is_written=*/false);
+  const auto output =
+      Operand("output", rank, op.output_slot(), op.output_offset(), out,
+              quantization.data(), /*is_written=*/true);
+  const auto scales =
+      Operand("scales", rank, op.scale_slot(), op.scale_offset(), scale,
+              quantization.scales(), /*is_written=*/true);
   if (!input.has_value() || !output.has_value() || !scales.has_value()) return;
-
-  const auto report = [&](uint32_t slot, uint64_t offset,
-                          absl::FunctionRef<std::string()> text) {
-    violations_.Report(
-        {.rank = rank,
-         .round = rank < body_.source_ranks() ? Site::kBeforeRounds
-                                              : Site::kAfterRounds,
-         .buffer_slot = slot,
-         .offset = static_cast<int64_t>(offset)},
-        Invariant::kRightElement, text);
-  };
   const fb::Param& of = *body_.params()->Get(quantization.of());
   const fb::Param& grid = *body_.params()->Get(quantization.scales());
   const std::optional<Matrices> matrices =
@@ -229,7 +213,7 @@ void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
   if (!matrices.has_value() ||
       !AreWholeBlocks(matrices->row, rows, Rows(of), block_rows) ||
       !AreWholeBlocks(matrices->column, columns, Columns(of), block_columns)) {
-    report(op.input_slot(), op.input_offset(), [&] {
+    ReportQuantize(rank, op.input_slot(), op.input_offset(), [&] {
       return absl::StrFormat(
           "what is quantized from %s on is not whole blocks of %d x %d",
           ElementText(of, input->base), block_rows, block_columns);
@@ -237,7 +221,7 @@ void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
     return;
   }
   if (!(*output == *input)) {
-    report(op.output_slot(), op.output_offset(), [&] {
+    ReportQuantize(rank, op.output_slot(), op.output_offset(), [&] {
       return absl::StrFormat(
           "holds values from %s on, quantized, when they should be from %s on",
           ElementText(of, input->base),
@@ -248,7 +232,7 @@ void DataProof::QuantizeOne(uint32_t rank, const fb::Quantize& op) {
       *matrices, Rows(grid), Columns(grid), matrices->row / block_rows,
       matrices->column / block_columns, scale_rows, scale_columns);
   if (!(*scales == wanted)) {
-    report(op.scale_slot(), op.scale_offset(), [&] {
+    ReportQuantize(rank, op.scale_slot(), op.scale_offset(), [&] {
       return absl::StrFormat(
           "holds scales from %s on when they should be from %s on",
           ElementText(grid, wanted.base), ElementText(grid, scales->base));

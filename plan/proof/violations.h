@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/str_format.h"
 #include "plan/proof/proof.h"
 #include "plan/proof/steps.h"
 
@@ -37,6 +38,12 @@ class Violations {
   // `text` is called only when the violation comes before all others so far.
   void Report(const Site& site, Invariant invariant,
               absl::FunctionRef<std::string()> text);
+  // The same with what absl::StrFormat takes.
+  template <typename... Args>
+  void Report(const Site& site, Invariant invariant,
+              const absl::FormatSpec<Args...>& format, const Args&... args) {
+    Report(site, invariant, [&] { return absl::StrFormat(format, args...); });
+  }
 
   bool empty() const { return !first_.has_value(); }
   // How often Report was called.

@@ -47,13 +47,11 @@ void CheckWindowsOf(const fb::Body& body, uint32_t rank,
           {.rank = rank,
            .round = range.begin,
            .buffer_slot = first_slot + static_cast<uint32_t>(i)},
-          Invariant::kInBounds, [&] {
-            return absl::StrFormat(
-                "its window of rounds %d to %d shares bytes with that of slot "
-                "%d, of rounds %d to %d",
-                range.begin, range.end - 1, first_slot + at->second,
-                other.begin, other.end - 1);
-          });
+          Invariant::kInBounds,
+          "its window of rounds %d to %d shares bytes with that of slot "
+          "%d, of rounds %d to %d",
+          range.begin, range.end - 1, first_slot + at->second, other.begin,
+          other.end - 1);
       ++at;
     }
     if (is_free) open.emplace(range.begin_byte, i);
