@@ -112,6 +112,33 @@ void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
   }
 }
 
+void MoveBatch(CopyBatch& more, CopyBatch& batch) {
+  for (StridedCopy copy : more.copies) {
+    copy.loops_begin += static_cast<uint32_t>(batch.loops.size());
+    batch.copies.push_back(copy);
+  }
+  for (BlockQuantize op : more.quantizes) {
+    op.loops_begin += static_cast<uint32_t>(batch.quantize_loops.size());
+    op.runs_begin += static_cast<uint32_t>(batch.row_runs.size());
+    batch.quantizes.push_back(op);
+  }
+  const auto append = [](auto& to, const auto& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  append(batch.loops, more.loops);
+  append(batch.quantize_loops, more.quantize_loops);
+  append(batch.row_runs, more.row_runs);
+  more = CopyBatch{};
+}
+
+uint64_t ElementsOf(const BlockQuantize& op, const CopyBatch& batch) {
+  uint64_t elements = op.rows * op.columns;
+  for (uint32_t l = 0; l < op.loops_count; ++l) {
+    elements *= batch.quantize_loops[op.loops_begin + l].extent;
+  }
+  return elements;
+}
+
 std::vector<CopyStride> RowRunsOf(const CopyBatch& batch,
                                   const BlockQuantize& op) {
   if (op.run_rows == 0) return {};

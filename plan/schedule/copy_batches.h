@@ -29,6 +29,12 @@ void AppendZero(const TensorBox& box, CopyBatch& batch);
 void AppendQuantize(const fb::Body& body, const TensorTable& tensors,
                     const fb::Quantize& op, CopyBatch& batch);
 
+// Moves all of `more`, which is empty then, to the end of `batch`.
+void MoveBatch(CopyBatch& more, CopyBatch& batch);
+
+// How many elements an operation of `batch` quantizes.
+uint64_t ElementsOf(const BlockQuantize& op, const CopyBatch& batch);
+
 // The runs of an operation of `batch`; none where its rows follow each other.
 std::vector<CopyStride> RowRunsOf(const CopyBatch& batch,
                                   const BlockQuantize& op);
