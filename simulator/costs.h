@@ -8,7 +8,7 @@ namespace refit::simulator {
 // A direct round: two fences, and the launch of a kernel.
 inline constexpr double kDirectRoundSeconds = 20e-6;
 // A round between hosts: packing, launch and rendezvous. The compiler's
-// (compiler/ir/module.h).
+// (compiler/ir/limits.h).
 inline constexpr double kNetworkRoundSeconds = 120e-6;
 // How much later than the rank before it a rank passes on what is broadcast:
 // what NCCL counts for each step of a broadcast between hosts, a chunk of 256
@@ -25,7 +25,7 @@ inline constexpr double kQuantizedMessageSeconds = 130e-6;
 // hosts. Their senders receive meanwhile, which slows them down: among four
 // H100s, of which three received from three others, messages of 32 and 85 MiB
 // took 12 and 23 us more than their bytes. The compiler counts as much of what
-// is dealt out (compiler/ir/module.h).
+// is dealt out (compiler/ir/limits.h).
 inline constexpr double kDealtMessageSeconds = 20e-6;
 // A copy inside one H200 moves about 4.3 TB/s counting reads and writes.
 inline constexpr double kLocalBytesPerSecond = 2e12;
