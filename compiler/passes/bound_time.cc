@@ -189,6 +189,57 @@ Enclaves LeavesOf(const Module& module,
   return leaves;
 }
 
+// What pieces move, but for what stays on a GPU.
+struct PieceBytes {
+  std::vector<double> received;  // by rank
+  std::vector<double> held;      // by rank, and by no other
+  BytesByHolders leaving;        // their domains
+  BytesByHolders leaving_leaves;
+};
+
+PieceBytes CountBytes(const Module& module, Enclaves& domains,
+                      Enclaves& leaves) {
+  PieceBytes of;
+  of.received.resize(module.topology.host.size(), 0);
+  of.held.resize(module.topology.host.size(), 0);
+  std::vector<Rank> sources;
+  std::vector<Rank> destinations;
+  for (const Piece& piece : module.pieces) {
+    const double bytes = static_cast<double>(module.WireBytes(piece));
+    sources = piece.sources;
+    sources.insert(sources.end(), piece.sources_of_other_waves.begin(),
+                   piece.sources_of_other_waves.end());
+    std::sort(sources.begin(), sources.end());
+    destinations.clear();
+    for (const Rank destination : piece.destinations) {
+      const bool is_here =
+          module.topology.colocated &&
+          std::any_of(sources.begin(), sources.end(), [&](Rank source) {
+            return module.RouteBetween(source, destination) == Route::kLocal;
+          });
+      if (is_here) continue;
+      destinations.push_back(destination);
+      of.received[IndexOf(destination)] += bytes;
+    }
+    if (destinations.empty()) continue;
+    // Each source of a part stands for this many of the job.
+    const double copies =
+        static_cast<double>(module.source_ranks()) /
+        static_cast<double>(module.AlikePartsOf(sources.front()).sources);
+    if (sources.size() == 1) {
+      of.held[IndexOf(sources.front())] += bytes / copies;
+    }
+    const bool meet = domains.Add(sources, destinations, bytes, copies);
+    const bool leave =
+        !leaves.of.empty() && !leaves.Add(sources, destinations, bytes, copies);
+    // Receivers beside a source might pass it on over NICs of their own, or
+    // inside the leaf.
+    if (!meet) of.leaving[sources] += bytes / copies;
+    if (leave) of.leaving_leaves[sources] += bytes / module.parts();
+  }
+  return of;
+}
+
 // The time that no plan can beat, by cuts of the network. Whatever a plan
 // relays, these cross a cut at least once:
 // - all that a rank receives, and what it alone holds, over all its links;
@@ -213,46 +264,9 @@ void SetLowerBound(Module& module) {
       topology.peer_bytes_per_second + (hosts.size() > 1 ? nic : 0);
   Enclaves domains = DomainsOf(module, hosts, nic);
   Enclaves leaves = LeavesOf(module, hosts, nic);
-  std::vector<double> received(topology.host.size(), 0);
-  std::vector<double> held(topology.host.size(), 0);  // by no other rank
-  BytesByHolders leaving, leaving_leaves;
-  std::vector<Rank> sources;
-  std::vector<Rank> destinations;
-  for (const Piece& piece : module.pieces) {
-    const double bytes = static_cast<double>(module.WireBytes(piece));
-    sources = piece.sources;
-    sources.insert(sources.end(), piece.sources_of_other_waves.begin(),
-                   piece.sources_of_other_waves.end());
-    std::sort(sources.begin(), sources.end());
-    destinations.clear();
-    for (const Rank destination : piece.destinations) {
-      const bool is_here =
-          topology.colocated &&
-          std::any_of(sources.begin(), sources.end(), [&](Rank source) {
-            return module.RouteBetween(source, destination) == Route::kLocal;
-          });
-      if (is_here) continue;
-      destinations.push_back(destination);
-      received[IndexOf(destination)] += bytes;
-    }
-    if (destinations.empty()) continue;
-    // Each source of a part stands for this many of the job.
-    const double copies =
-        static_cast<double>(module.source_ranks()) /
-        static_cast<double>(module.AlikePartsOf(sources.front()).sources);
-    if (sources.size() == 1) {
-      held[IndexOf(sources.front())] += bytes / copies;
-    }
-    const bool meet = domains.Add(sources, destinations, bytes, copies);
-    const bool leave =
-        !leaves.of.empty() && !leaves.Add(sources, destinations, bytes, copies);
-    // Receivers beside a source might pass it on over NICs of their own, or
-    // inside the leaf.
-    if (!meet) leaving[sources] += bytes / copies;
-    if (leave) leaving_leaves[sources] += bytes / module.parts();
-  }
+  const PieceBytes pieces = CountBytes(module, domains, leaves);
   double on_links = 0;
-  for (const std::vector<double>* bytes : {&received, &held}) {
+  for (const std::vector<double>* bytes : {&pieces.received, &pieces.held}) {
     on_links = std::max(
         on_links, *std::max_element(bytes->begin(), bytes->end()) / links);
   }
@@ -273,8 +287,8 @@ void SetLowerBound(Module& module) {
     }
     return sum / ways + kStagedRoundSeconds;
   };
-  double on_network = std::max(LeavingSeconds(leaving, of_nics),
-                               LeavingSeconds(leaving_leaves, of_ways));
+  double on_network = std::max(LeavingSeconds(pieces.leaving, of_nics),
+                               LeavingSeconds(pieces.leaving_leaves, of_ways));
   for (const Enclaves* enclaves : {&domains, &leaves}) {
     for (const auto& [number, enclave] : enclaves->by_number) {
       on_network = std::max(on_network, enclave.Seconds());

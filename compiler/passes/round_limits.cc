@@ -64,6 +64,23 @@ RoundTotals TotalsOf(Module& module, absl::Span<Message* const> messages) {
   return totals;
 }
 
+// By rank: of its staging and operations, those for what it receives itself.
+static std::vector<RankRoom> RoomOfDealt(const RoundTotals& totals,
+                                         int32_t operations_per_round,
+                                         double part_of_staging) {
+  std::vector<RankRoom> rooms;
+  for (size_t rank = 0; rank < totals.sent.size(); ++rank) {
+    const auto bytes = static_cast<int64_t>(
+        part_of_staging * static_cast<double>(totals.received[rank]));
+    rooms.push_back(
+        {.staging_bytes = bytes / totals.most_bytes * totals.most_bytes,
+         .operations = static_cast<int32_t>(
+             operations_per_round * totals.own_operations[rank] /
+             std::max<int64_t>(totals.operations[rank], 1))});
+  }
+  return rooms;
+}
+
 RoundLimits::RoundLimits(const Module& module, const RoundTotals& totals,
                          bool ends, Route route, RoundLoads& loads)
     : module_(module), most_bytes_(totals.most_bytes) {
@@ -80,17 +97,8 @@ RoundLimits::RoundLimits(const Module& module, const RoundTotals& totals,
   loads.LimitSends(1);
   loads.Reserve({});
   if (totals.dealt_bytes > 0) {
-    std::vector<RankRoom> reserved;
-    for (size_t rank = 0; rank < totals.sent.size(); ++rank) {
-      const auto bytes = static_cast<int64_t>(
-          part_of_staging * static_cast<double>(totals.received[rank]));
-      reserved.push_back(
-          {.staging_bytes = bytes / most_bytes_ * most_bytes_,
-           .operations = static_cast<int32_t>(
-               limits.operations_per_round * totals.own_operations[rank] /
-               std::max<int64_t>(totals.operations[rank], 1))});
-    }
-    loads.Reserve(std::move(reserved));
+    loads.Reserve(
+        RoomOfDealt(totals, limits.operations_per_round, part_of_staging));
   }
   if (totals.between_hosts) {
     direction_bytes_ = WholeMessages(most_bytes_);
