@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "control/waiting.h"
+#include "executor/transport/last_words.h"
 
 namespace refit {
 namespace {
@@ -18,6 +19,17 @@ constexpr std::chrono::microseconds kPollPause(50);
 
 absl::Status Aborted() {
   return absl::AbortedError("the communicator was aborted");
+}
+
+std::string TouchText(absl::Span<const Operation> operations) {
+  std::string text =
+      operations.size() > 1 ? "touching the edges" : "touching the edge";
+  for (const Operation& operation : operations) {
+    const bool send = operation.kind == fb::MessageKind::kSend;
+    absl::StrAppend(&text, &operation != &operations.front() ? " and" : "",
+                    send ? " to rank " : " from rank ", operation.peer);
+  }
+  return text;
 }
 
 }  // namespace
@@ -154,6 +166,32 @@ absl::Status NcclCommunicator::Exchange(absl::Span<const Operation> operations,
   const absl::StatusOr<nccl::Result> ended = IssueGroup(operations, stream);
   if (!ended.ok()) return ended.status();
   return AwaitIdle(*ended, "ncclGroupEnd", deadline, interruption, patience);
+}
+
+absl::Status NcclCommunicator::TouchInTurns(absl::Span<const Edge> edges,
+                                            int32_t rank, std::byte* scratch,
+                                            Stream stream, Deadline deadline,
+                                            const Interruption& interruption) {
+  const auto size = static_cast<int32_t>(ranks_.size());
+  const int me = RankOf(rank);
+  for (int32_t k = 1; k < size; ++k) {
+    const int32_t after = ranks_[static_cast<size_t>((me + k) % size)];
+    const int32_t before = ranks_[static_cast<size_t>((me - k + size) % size)];
+    std::vector<Operation> operations;
+    for (const Edge& edge : edges) {
+      const bool send = edge.kind == fb::MessageKind::kSend;
+      if (edge.peer != (send ? after : before)) continue;
+      operations.push_back({.kind = edge.kind,
+                            .peer = edge.peer,
+                            .data = scratch + (send ? 0 : kTouchBytes / 2),
+                            .size_bytes = 1});
+    }
+    if (operations.empty()) continue;
+    const absl::Status status =
+        Exchange(operations, stream, deadline, interruption);
+    if (!status.ok()) return InPlace(status, TouchText(operations));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::Broadcast(std::byte* data, uint64_t size_bytes,

@@ -47,7 +47,18 @@ class NcclCommunicator {
       const Interruption& interruption,
       std::chrono::nanoseconds patience = std::chrono::nanoseconds(0));
 
-  // The same for one broadcast of root's bytes, in place on all ranks.
+  // NCCL connects an edge when it is first used, which takes tens of
+  // milliseconds and both ends. Sends a byte along each of this rank's: in turn
+  // k every rank talks to the ranks k before and k after it, so that both ends
+  // of an edge come to it in the same turn.
+  static constexpr uint64_t kTouchBytes = 256;  // of `scratch`
+  absl::Status TouchInTurns(absl::Span<const Edge> edges, int32_t rank,
+                            std::byte* scratch, Stream stream,
+                            Deadline deadline,
+                            const Interruption& interruption);
+
+  // The same as Exchange for one broadcast of root's bytes, in place on all
+  // ranks.
   absl::Status Broadcast(
       std::byte* data, uint64_t size_bytes, int32_t root, Stream stream,
       Deadline deadline, const Interruption& interruption,

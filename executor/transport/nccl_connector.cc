@@ -22,9 +22,6 @@ namespace {
 
 constexpr std::chrono::microseconds kWaitPause(20);
 
-// Touching an edge sends one byte; both directions of a turn need one each.
-constexpr uint64_t kScratchBytes = 256;
-
 bool IsStaged(const Edge& edge) {
   return edge.mechanism == fb::Mechanism::kStaged;
 }
@@ -78,21 +75,6 @@ struct Place {
   }
 };
 
-// What `given`, ranks in order, say of where they run; by rank, and nothing of
-// the others.
-absl::StatusOr<std::vector<Place>> ReadPlaces(
-    const std::vector<int32_t>& given, const std::vector<std::string>& bytes,
-    size_t world_size) {
-  std::vector<Place> places(world_size);
-  for (size_t i = 0; i < given.size(); ++i) {
-    absl::StatusOr<Place> place =
-        ReadStruct<Place>(bytes[i], given[i], kComparingHosts);
-    if (!place.ok()) return place.status();
-    places[static_cast<size_t>(given[i])] = *std::move(place);
-  }
-  return places;
-}
-
 // An error where a direct refit could not end: whatever the plan says of GPUs,
 // what `rank` waits for would stand behind its wait.
 absl::Status CheckConnections(int32_t rank, absl::Span<const Edge> edges,
@@ -122,17 +104,6 @@ struct FenceExports {
 
   static auto FieldsOf(auto& self) { return std::tie(self.fence, self.use); }
 };
-
-std::string TouchText(absl::Span<const Operation> operations) {
-  std::string text =
-      operations.size() > 1 ? "touching the edges" : "touching the edge";
-  for (const Operation& operation : operations) {
-    const bool send = operation.kind == fb::MessageKind::kSend;
-    absl::StrAppend(&text, &operation != &operations.front() ? " and" : "",
-                    send ? " to rank " : " from rank ", operation.peer);
-  }
-  return text;
-}
 
 }  // namespace
 
@@ -183,7 +154,8 @@ absl::Status NcclConnector::Connect(absl::Span<const Edge> edges,
     if (target != nullptr) {
       status = Touch(
           [&](std::byte* scratch, Stream stream) {
-            return TouchInTurns(*target, touched, scratch, stream);
+            return target->TouchInTurns(touched, rank(), scratch, stream,
+                                        deadline_, interruption_);
           },
           links.unended);
     }
@@ -257,22 +229,25 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
   const absl::StatusOr<std::vector<std::string>> told = control_.Exchange(
       StructBytes(mine), to, from, kComparingHosts, deadline_);
   if (!told.ok()) return told.status();
-  const absl::StatusOr<std::vector<Place>> places =
-      ReadPlaces(from, *told, hosts_.size());
-  absl::Status status = OrAbort(places.status());
-  if (!status.ok()) return status;
-  std::vector<std::string> real;
-  std::vector<std::string> names;
-  std::vector<std::string> gpus;
-  for (const Place& place : *places) {
-    real.push_back(place.host);
-    names.push_back(place.host_name);
-    gpus.push_back(place.gpu);
+  std::vector<Place> places(hosts_.size());
+  std::vector<std::string> real(hosts_.size());
+  std::vector<std::string> names(hosts_.size());
+  std::vector<std::string> gpus(hosts_.size());
+  absl::Status status;
+  for (size_t i = 0; i < from.size(); ++i) {
+    const absl::StatusOr<Place> place =
+        ReadStruct<Place>((*told)[i], from[i], kComparingHosts);
+    status = place.status();
+    if (!status.ok()) break;
+    const auto of = static_cast<size_t>(from[i]);
+    places[of] = *place;
+    real[of] = place->host;
+    names[of] = place->host_name;
+    gpus[of] = place->gpu;
+    has_domain |= place->stages_inside &&
+                  hosts_[of] == hosts_[static_cast<size_t>(rank())];
   }
-  has_domain =
-      std::any_of(neighbours.begin(), neighbours.end(), [&](int32_t neighbour) {
-        return (*places)[static_cast<size_t>(neighbour)].stages_inside;
-      });
+  if (absl::Status s = OrAbort(status); !s.ok()) return s;
   const absl::StatusOr<std::string> lines = FromFirst(
       Everyone(),
       rank() == 0 ? StructBytes(CompareHosts(hosts_, real, names)) : "",
@@ -291,7 +266,7 @@ absl::StatusOr<std::vector<std::string>> NcclConnector::CheckHosts(
         names[static_cast<size_t>(edge.peer)], "\", which are two hosts: ",
         absl::StrJoin(absl::MakeSpan(*notices).subspan(0, 1), "")));
   }
-  if (status.ok()) status = CheckConnections(rank(), edges, *places);
+  if (status.ok()) status = CheckConnections(rank(), edges, places);
   status = Agree(status, kComparingHosts);
   if (!status.ok()) return status;
   for (std::string& line : CompareGpus(rank(), edges, gpus)) {
@@ -389,18 +364,20 @@ std::vector<int32_t> NcclConnector::RanksOfThisHost() const {
   return ranks;
 }
 
+absl::Status NcclConnector::MakeId(bool makes, nccl::UniqueId& id) {
+  if (!makes) return absl::OkStatus();
+  return OrAbort(nccl::StatusOf(*api_, api_->GetUniqueId(&id),
+                                "ncclGetUniqueId", nullptr));
+}
+
 // Collective over all ranks; those of `ranks` get a communicator, whose id its
 // lowest rank makes. Null on a rank that takes no part.
 absl::Status NcclConnector::CreateCommunicator(
     const std::vector<int32_t>& ranks, bool takes_part,
     std::shared_ptr<NcclCommunicator>& target) {
   nccl::UniqueId id = {};
-  absl::Status status;
-  if (takes_part && ranks.front() == rank()) {
-    status = nccl::StatusOf(*api_, api_->GetUniqueId(&id), "ncclGetUniqueId",
-                            nullptr);
-  }
-  if (absl::Status s = OrAbort(status); !s.ok()) return s;
+  absl::Status status = MakeId(takes_part && ranks.front() == rank(), id);
+  if (!status.ok()) return status;
   const absl::StatusOr<std::string> given = FromFirst(
       takes_part ? ranks : std::vector<int32_t>(), StructBytes(id), kMakingId);
   if (!given.ok()) return given.status();
@@ -427,15 +404,13 @@ absl::Status NcclConnector::CreateBroadcasts(absl::Span<const Edge> edges,
     (edge.kind == fb::MessageKind::kSend ? to : roots).insert(edge.peer);
   }
   BroadcastGroup mine;
-  absl::Status status;
+  absl::Status status = MakeId(/*makes=*/!to.empty(), mine.id);
+  if (!status.ok()) return status;
   if (!to.empty()) {
-    status = nccl::StatusOf(*api_, api_->GetUniqueId(&mine.id),
-                            "ncclGetUniqueId", nullptr);
     mine.ranks.assign(to.begin(), to.end());
     mine.ranks.insert(
         std::lower_bound(mine.ranks.begin(), mine.ranks.end(), rank()), rank());
   }
-  if (absl::Status s = OrAbort(status); !s.ok()) return s;
   const std::vector<int32_t> receivers(to.begin(), to.end());
   const std::vector<int32_t> senders(roots.begin(), roots.end());
   const absl::StatusOr<std::vector<std::string>> given = control_.Exchange(
@@ -478,7 +453,7 @@ absl::Status NcclConnector::Touch(
         enqueue,
     std::vector<NcclLinks::Touch>& unended) {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> scratch =
-      device_.Allocate(kScratchBytes);
+      device_.Allocate(NcclCommunicator::kTouchBytes);
   if (!scratch.ok()) return scratch.status();
   absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device_.CreateStream();
   if (!stream.ok()) return stream.status();
@@ -492,39 +467,6 @@ absl::Status NcclConnector::Touch(
                      .stream = *std::move(stream),
                      .event = *std::move(event)});
   return status;
-}
-
-// NCCL connects an edge when it is first used, which takes tens of
-// milliseconds and both ends. In turn k every rank talks to the ranks k before
-// and k after it, so that both ends of an edge come to it in the same turn.
-absl::Status NcclConnector::TouchInTurns(NcclCommunicator& communicator,
-                                         absl::Span<const Edge> edges,
-                                         std::byte* scratch, Stream stream) {
-  const std::vector<int32_t>& ranks = communicator.ranks();
-  const auto size = static_cast<int32_t>(ranks.size());
-  const auto me = static_cast<int32_t>(
-      std::lower_bound(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-  for (int32_t k = 1; k < size; ++k) {
-    const int32_t after = ranks[static_cast<size_t>((me + k) % size)];
-    const int32_t before = ranks[static_cast<size_t>((me - k + size) % size)];
-    std::vector<Operation> operations;
-    for (const Edge& edge : edges) {
-      const bool send = edge.kind == fb::MessageKind::kSend;
-      if (edge.peer != (send ? after : before)) continue;
-      operations.push_back({.kind = edge.kind,
-                            .peer = edge.peer,
-                            .data = scratch + (send ? 0 : kScratchBytes / 2),
-                            .size_bytes = 1});
-    }
-    if (operations.empty()) continue;
-    const absl::Status status =
-        communicator.Exchange(operations, stream, deadline_, interruption_);
-    if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat(TouchText(operations),
-                                                      ": ", status.message()));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status NcclConnector::Await(DeviceEvent& event) {

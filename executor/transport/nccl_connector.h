@@ -41,6 +41,13 @@ struct NcclLinks {
     std::unique_ptr<DeviceEvent> event;
   };
   std::vector<Touch> unended;
+
+  template <typename Visit>
+  void ForEachCommunicator(const Visit& visit) const {
+    if (domain != nullptr) visit(domain);
+    if (world != nullptr) visit(world);
+    for (const auto& [root, communicator] : broadcasts) visit(communicator);
+  }
 };
 
 // For one Connect, in one step of the control plane.
@@ -96,6 +103,7 @@ class NcclConnector {
       bool stages_inside, bool& has_domain);
   absl::Status AgreeOnVersion(bool takes_part);
   absl::Status Encrypt();
+  absl::Status MakeId(bool makes, nccl::UniqueId& id);
   absl::Status CreateCommunicator(const std::vector<int32_t>& ranks,
                                   bool takes_part,
                                   std::shared_ptr<NcclCommunicator>& target);
@@ -105,9 +113,6 @@ class NcclConnector {
   absl::Status Touch(const std::function<absl::Status(std::byte* scratch,
                                                       Stream stream)>& enqueue,
                      std::vector<NcclLinks::Touch>& unended);
-  absl::Status TouchInTurns(NcclCommunicator& communicator,
-                            absl::Span<const Edge> edges, std::byte* scratch,
-                            Stream stream);
   absl::Status Await(DeviceEvent& event);
   absl::StatusOr<std::unique_ptr<DeviceFence>> CreateFence(
       const std::vector<int32_t>& peers, const std::vector<int32_t>& sharing,

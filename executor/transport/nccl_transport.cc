@@ -14,9 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "control/log.h"
-#include "control/own_thread.h"
 #include "control/waiting.h"
 #include "executor/device/host_identity.h"
+#include "executor/transport/abort_thread.h"
 #include "executor/transport/enqueued_rounds.h"
 #include "executor/transport/last_words.h"
 #include "executor/transport/nccl_api.h"
@@ -34,76 +34,6 @@ constexpr std::chrono::seconds kStopTime(2);
 constexpr std::chrono::milliseconds kStopPause(5);
 
 Deadline Now() { return std::chrono::steady_clock::now(); }
-
-// A thread that aborts a communicator when it is told to. Made while nothing
-// has failed: who aborts may be unable to make threads. An abort that does not
-// return keeps the thread and the communicator, and nobody else.
-class AbortThread {
- public:
-  static absl::StatusOr<std::unique_ptr<AbortThread>> Start(Device& device) {
-    auto made = std::make_unique<AbortThread>();
-    absl::Status status =
-        StartThread(made->thread_, "a thread for NCCL's aborts",
-                    [state = made->state_, &device] { state->Loop(device); });
-    if (!status.ok()) return status;
-    return made;
-  }
-  ~AbortThread() {
-    if (!thread_.joinable()) return;
-    state_->Set([this] { state_->is_closing = true; });
-    if (Await(Now())) {
-      thread_.join();
-    } else {
-      thread_.detach();
-    }
-  }
-
-  void Begin(std::shared_ptr<NcclCommunicator> communicator) {
-    state_->Set([&] { state_->communicator = std::move(communicator); });
-  }
-  // Returns when what was begun is over; false: not before the deadline.
-  bool Await(Deadline deadline) {
-    std::unique_lock lock(state_->mutex);
-    return state_->changed.wait_until(
-        lock, deadline, [this] { return state_->communicator == nullptr; });
-  }
-
- private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool is_closing = false;
-    std::shared_ptr<NcclCommunicator> communicator;  // to abort
-
-    template <typename Change>
-    void Set(Change change) {
-      {
-        std::lock_guard lock(mutex);
-        change();
-      }
-      changed.notify_all();
-    }
-    void Loop(Device& device) {
-      std::unique_lock lock(mutex);
-      while (true) {
-        changed.wait(lock,
-                     [&] { return is_closing || communicator != nullptr; });
-        if (communicator == nullptr) return;
-        // `Begin` may name another one, or the same again, meanwhile.
-        const std::shared_ptr<NcclCommunicator> aborted = communicator;
-        lock.unlock();
-        (void)device.MakeThreadOwn();
-        aborted->Abort();
-        lock.lock();
-        if (communicator == aborted) communicator = nullptr;
-        changed.notify_all();
-      }
-    }
-  };
-
-  const std::shared_ptr<State> state_ = std::make_shared<State>();
-  std::thread thread_;
-};
 
 }  // namespace
 
@@ -361,22 +291,17 @@ bool NcclTransport::AwaitAborts(Deadline deadline) {
 // Whether there was anything to abort.
 bool NcclTransport::BeginAborts(const NcclLinks& links) {
   size_t next = 0;
-  const auto begin = [&](const std::shared_ptr<NcclCommunicator>& of) {
-    if (of != nullptr) aborts_[next++]->Begin(of);
-  };
-  begin(links.domain);
-  begin(links.world);
-  for (const auto& [root, communicator] : links.broadcasts) begin(communicator);
+  links.ForEachCommunicator([&](const std::shared_ptr<NcclCommunicator>& of) {
+    aborts_[next++]->Begin(of);
+  });
   return next > 0;
 }
 
 absl::Status NcclTransport::AsyncError() {
   absl::Status status;
-  if (links_.domain != nullptr) status.Update(links_.domain->AsyncError());
-  if (links_.world != nullptr) status.Update(links_.world->AsyncError());
-  for (const auto& [root, communicator] : links_.broadcasts) {
-    status.Update(communicator->AsyncError());
-  }
+  links_.ForEachCommunicator([&](const std::shared_ptr<NcclCommunicator>& of) {
+    status.Update(of->AsyncError());
+  });
   return status;
 }
 
