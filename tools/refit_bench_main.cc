@@ -273,9 +273,7 @@ std::string OptionOfAnother(const std::string& subject,
   return "";
 }
 
-}  // namespace
-
-static int Main(int argc, char** argv) {
+struct Flags {
   int64_t growth = 1;
   int64_t iterations = 5;
   bool peers = false;
@@ -287,7 +285,10 @@ static int Main(int argc, char** argv) {
   std::string transport = "local";
   int64_t ranks = 0;
   int64_t megabytes = 0;
-  const refit::ToolInfo tool = {
+};
+
+refit::ToolInfo ToolOf(Flags& flags) {
+  return {
       .name = "refit-bench",
       .usage =
           "refit-bench compile JOB.json [--growth N] | refit-bench run "
@@ -311,47 +312,54 @@ static int Main(int argc, char** argv) {
           {{"--growth", "", "N",
             "compile: also 2, 4 … N times source.data_parallel and "
             "destination.replicas",
-            &growth, 1, 1024},
+            &flags.growth, 1, 1024},
            {"--processes", "", "",
             "run: each rank is a process, with UCX between them; also times "
             "iperf3, if it\nis installed",
-            &processes},
+            &flags.processes},
            {"--peers", "", "",
             "transfer: also broadcasts of whole models, packed and by tensor",
-            &peers},
+            &flags.peers},
            {"--against", "", "NAME[,NAME...]",
             "transfer: also nccl_m2n, NVIDIA's library of that name, or "
             "nccl_m2n_groups, with\n--one-rank and NCCL 2.30.5 or later; "
             "windows, the plan's staged messages without\npacking, beside the "
             "same in memory registered with NCCL 2.27 or later",
-            &against},
+            &flags.against},
            {"--one-rank", "", "",
             "transfer: this process is one rank, as its launcher's variables "
             "say",
-            &one_rank},
+            &flags.one_rank},
            {"--json", "", "",
             "run, transfer: in the JSON of nccl-tests (-J), for what reads it; "
             "links: in that\nof nvbandwidth (--json)",
-            &json},
+            &flags.json},
            {"--multiprocessors", "", "N[,N...]",
             "transfer: also the plan on at most N multiprocessors of each GPU",
-            &multiprocessors},
+            &flags.multiprocessors},
            {"--transport", "", "NAME",
             "links: local (default), threads on this CPU; ucx, processes on "
             "CPUs; nccl, GPUs",
-            &transport},
+            &flags.transport},
            {"--ranks", "", "N",
             "links: so many ranks here; without it this process is one rank, "
             "as its\nlauncher's variables say",
-            &ranks, 2, 4096},
+            &flags.ranks, 2, 4096},
            {"--megabytes", "", "N",
-            "links: MiB of a message (default 64; nccl: 512)", &megabytes, 1,
-            1 << 16},
-           {"--iterations", "", "N", "repetitions (default 5)", &iterations,
-            1}},
+            "links: MiB of a message (default 64; nccl: 512)", &flags.megabytes,
+            1, 1 << 16},
+           {"--iterations", "", "N", "repetitions (default 5)",
+            &flags.iterations, 1}},
       .positional_min = 1,
       .positional_max = 2,
   };
+}
+
+}  // namespace
+
+static int Main(int argc, char** argv) {
+  Flags flags;
+  const refit::ToolInfo tool = ToolOf(flags);
   const refit::ParsedArgs parsed = refit::ParseArgs(tool, argc, argv);
   if (parsed.done) return parsed.exit_status;
   const std::string& subject = parsed.positional[0];
@@ -365,7 +373,7 @@ static int Main(int argc, char** argv) {
       !mistake.empty()) {
     return refit::Fail(tool, mistake);
   }
-  if (json && subject == "compile") {
+  if (flags.json && subject == "compile") {
     return refit::Fail(
         tool, "--json is an option of run, transfer and links, not of compile");
   }
@@ -374,7 +382,8 @@ static int Main(int argc, char** argv) {
       return refit::Fail(tool, absl::StrCat("links takes no file, not \"",
                                             parsed.positional[1], "\""));
     }
-    return BenchLinks(tool, transport, ranks, megabytes, json, iterations);
+    return BenchLinks(tool, flags.transport, flags.ranks, flags.megabytes,
+                      flags.json, flags.iterations);
   }
   if (parsed.positional.size() < 2) {
     return refit::Fail(
@@ -382,14 +391,18 @@ static int Main(int argc, char** argv) {
                            subject == "compile" ? "JOB.json" : "PLAN.refit"));
   }
   if (subject == "compile") {
-    return BenchCompile(tool, parsed.positional[1], growth, iterations);
+    return BenchCompile(tool, parsed.positional[1], flags.growth,
+                        flags.iterations);
   }
   if (subject == "run")
-    return BenchRun(tool, parsed.positional[1], processes, json, iterations);
-  refit::TransferOptions options = {
-      .iterations = iterations, .peers = peers, .multiprocessors = {}};
+    return BenchRun(tool, parsed.positional[1], flags.processes, flags.json,
+                    flags.iterations);
+  refit::TransferOptions options = {.iterations = flags.iterations,
+                                    .peers = flags.peers,
+                                    .multiprocessors = {}};
   std::vector<absl::string_view> numbers;
-  if (!multiprocessors.empty()) numbers = absl::StrSplit(multiprocessors, ',');
+  if (!flags.multiprocessors.empty())
+    numbers = absl::StrSplit(flags.multiprocessors, ',');
   for (const absl::string_view text : numbers) {
     uint32_t& number = options.multiprocessors.emplace_back();
     if (!absl::SimpleAtoi(text, &number) || number == 0) {
@@ -399,9 +412,9 @@ static int Main(int argc, char** argv) {
     }
   }
   std::vector<std::string> others;
-  if (!against.empty()) others = absl::StrSplit(against, ',');
-  return BenchTransfer(tool, parsed.positional[1], one_rank, json, others,
-                       std::move(options));
+  if (!flags.against.empty()) others = absl::StrSplit(flags.against, ',');
+  return BenchTransfer(tool, parsed.positional[1], flags.one_rank, flags.json,
+                       others, std::move(options));
 }
 
 int main(int argc, char** argv) {

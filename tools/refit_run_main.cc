@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/algorithm/container.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -287,9 +288,7 @@ absl::StatusOr<RunOfRanksResult> RunThisRank(
                                options);
 }
 
-}  // namespace
-
-static int Main(int argc, char** argv) {
+struct Flags {
   std::string transport = "local";
   std::string source_dir;
   std::string destination_dir;
@@ -303,7 +302,10 @@ static int Main(int argc, char** argv) {
   bool ranks_in_process = false;
   int64_t iterations = 1;
   int64_t timeout_seconds = 600;
-  const refit::ToolInfo tool = {
+};
+
+refit::ToolInfo ToolOf(Flags& flags) {
+  return {
       .name = "refit-run",
       .usage =
           "refit-run PLAN.refit [--transport local] --check [--iterations N] "
@@ -326,117 +328,135 @@ static int Main(int argc, char** argv) {
           "trouble.",
       .flags =
           {{"--transport", "", "NAME", "local (default), nccl or ucx",
-            &transport},
+            &flags.transport},
            {"--ranks-in-process", "", "",
             "with nccl or ucx: all ranks as threads; with nccl on all GPUs of\n"
             "this host",
-            &ranks_in_process},
+            &flags.ranks_in_process},
            {"--check", "", "",
-            "generate the sources, check every destination element", &check},
+            "generate the sources, check every destination element",
+            &flags.check},
            {"--digest", "", "",
             "with --check: each refit also compares digests of the two sides, "
             "as\n"
             "a worker's run with check does",
-            &digest},
+            &flags.digest},
            {"--delta", "", "",
             "with a plan of options.delta and staged rounds: a dense refit,\n"
             "then --iterations refits before each of which a share of the\n"
             "sources' elements changes; checks all",
-            &delta},
+            &flags.delta},
            {"--change-rate", "", "R",
-            "with --delta: that share, 0 to 1 (default 0.01)", &change_rate},
+            "with --delta: that share, 0 to 1 (default 0.01)",
+            &flags.change_rate},
            {"--source-dir", "", "DIR",
-            "read rank-00000.safetensors ... of the source ranks", &source_dir},
+            "read rank-00000.safetensors ... of the source ranks",
+            &flags.source_dir},
            {"--destination-dir", "", "DIR",
             "write the destination ranks' files, all or none",
-            &destination_dir},
-           {"--iterations", "", "N", "refits to run (default 1)", &iterations,
-            1},
+            &flags.destination_dir},
+           {"--iterations", "", "N", "refits to run (default 1)",
+            &flags.iterations, 1},
            {"--timeout", "", "SECONDS", "of each refit (default 600)",
-            &timeout_seconds, 1, 1'000'000},
+            &flags.timeout_seconds, 1, 1'000'000},
            {"--json", "", "",
             "the summary as JSON; seconds of packing, wire and unpacking\n"
             "are sums over all ranks",
-            &json},
+            &flags.json},
            {"--time-rounds", "", "",
             "with --check --json: time every round; on GPUs without a graph",
-            &time_rounds},
+            &flags.time_rounds},
            {"--trace", "", "FILE",
             "with --check: time every round, and write the fastest refit's as\n"
             "a trace for Perfetto, with the names of refit-sim's; on GPUs\n"
             "without a graph",
-            &trace}},
+            &flags.trace}},
       .positional_min = 1,
       .positional_max = 1,
   };
-  const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
-  if (args.done) return args.exit_status;
-  const bool local = transport == "local";
-  const auto fail = [&](const std::string& message) {
-    const int status = refit::Fail(tool, message);
-    if (!local && !ranks_in_process) {
-      EndMeeting(absl::InvalidArgumentError(message));
-    }
-    return status;
-  };
-  check |= delta;
-  const bool nccl = transport == "nccl";
-  const bool gives_rate = std::find(args.flags.begin(), args.flags.end(),
-                                    "--change-rate") != args.flags.end();
-  double rate = 0;
-  const bool is_rate = absl::SimpleAtod(change_rate, &rate);
+}
+
+// What is wrong with the flags; "" if nothing is. Sets `rate`.
+std::string MistakeIn(const Flags& flags, const refit::ParsedArgs& args,
+                      double& rate) {
+  const bool is_local = flags.transport == "local";
+  const bool has_dirs = !flags.source_dir.empty();
+  const bool gives_rate = absl::c_linear_search(args.flags, "--change-rate");
   const std::string replaced =
-      refit::ReplacedInput(trace, {{"the plan", args.positional[0]}});
+      refit::ReplacedInput(flags.trace, {{"the plan", args.positional[0]}});
   const struct {
     bool is_made;
     std::string text;
   } mistakes[] = {
-      {gives_rate && !delta, "--change-rate needs --delta"},
-      {!is_rate || !(rate >= 0 && rate <= 1),
-       "--change-rate is " + change_rate + "; wanted a number from 0 to 1"},
-      {delta && !(source_dir.empty() && destination_dir.empty()),
+      {gives_rate && !flags.delta, "--change-rate needs --delta"},
+      {!absl::SimpleAtod(flags.change_rate, &rate) || !(rate >= 0 && rate <= 1),
+       "--change-rate is " + flags.change_rate +
+           "; wanted a number from 0 to 1"},
+      {flags.delta && (has_dirs || !flags.destination_dir.empty()),
        "--delta generates its data; give no --source-dir and "
        "--destination-dir beside it"},
-      {!nccl && !local && transport != "ucx",
-       "--transport is " + transport + "; wanted local, nccl or ucx"},
-      {ranks_in_process && local,
+      {!is_local && flags.transport != "nccl" && flags.transport != "ucx",
+       "--transport is " + flags.transport + "; wanted local, nccl or ucx"},
+      {flags.ranks_in_process && is_local,
        "--ranks-in-process needs --transport nccl or ucx"},
-      {!local && !check, "--transport " + transport + " needs --check"},
-      {check == !source_dir.empty() ||
-           source_dir.empty() != destination_dir.empty(),
+      {!is_local && !flags.check,
+       "--transport " + flags.transport + " needs --check"},
+      {flags.check == has_dirs || has_dirs == flags.destination_dir.empty(),
        "give either --check or both --source-dir and --destination-dir"},
-      {time_rounds && !(check && json),
+      {flags.time_rounds && !(flags.check && flags.json),
        "--time-rounds needs --check and --json"},
-      {!trace.empty() && !check, "--trace needs --check"},
+      {!flags.trace.empty() && !flags.check, "--trace needs --check"},
       {!replaced.empty(), replaced},
-      {digest && !check, "--digest needs --check"},
+      {flags.digest && !flags.check, "--digest needs --check"},
   };
   for (const auto& [is_made, text] : mistakes) {
-    if (is_made) return fail(text);
+    if (is_made) return text;
+  }
+  return "";
+}
+
+}  // namespace
+
+static int Main(int argc, char** argv) {
+  Flags flags;
+  const refit::ToolInfo tool = ToolOf(flags);
+  const refit::ParsedArgs args = refit::ParseArgs(tool, argc, argv);
+  if (args.done) return args.exit_status;
+  flags.check |= flags.delta;
+  const bool is_local = flags.transport == "local";
+  const bool on_gpus = flags.transport == "nccl";
+  const auto fail = [&](const std::string& message) {
+    const int status = refit::Fail(tool, message);
+    if (!is_local && !flags.ranks_in_process) {
+      EndMeeting(absl::InvalidArgumentError(message));
+    }
+    return status;
+  };
+  double rate = 0;
+  if (const std::string mistake = MistakeIn(flags, args, rate);
+      !mistake.empty()) {
+    return fail(mistake);
   }
   absl::StatusOr<refit::PlanFile> plan = refit::OpenPlan(args.positional[0]);
-  if (!plan.ok()) {
-    return fail(std::string(plan.status().message()));
-  }
-  if (delta && !refit::HasRungs(plan->body())) {
+  if (!plan.ok()) return fail(std::string(plan.status().message()));
+  if (flags.delta && !refit::HasRungs(plan->body())) {
     return fail(
         "--delta needs a plan with staged rounds whose job has options.delta; "
         "all refits of this one are dense");
   }
   const refit::RunOfRanksOptions options = {
-      .iterations = iterations,
-      .timeout = std::chrono::seconds(timeout_seconds),
-      .time_rounds = time_rounds || !trace.empty(),
-      .digest = digest,
-      .change_rate = delta ? std::optional(rate) : std::nullopt};
+      .iterations = flags.iterations,
+      .timeout = std::chrono::seconds(flags.timeout_seconds),
+      .time_rounds = flags.time_rounds || !flags.trace.empty(),
+      .digest = flags.digest,
+      .change_rate = flags.delta ? std::optional(rate) : std::nullopt};
   int32_t rank = 0;
   absl::StatusOr<RunOfRanksResult> result =
-      ranks_in_process
-          ? refit::RunCheckedThreads(*plan, /*on_gpus=*/nccl, options)
-      : !local ? RunThisRank(*plan, options, nccl, rank)
-      : check
-          ? refit::RunChecked(*plan, options)
-          : refit::RunSafetensors(*plan, source_dir, destination_dir, options);
+      flags.ranks_in_process ? refit::RunCheckedThreads(*plan, on_gpus, options)
+      : !is_local            ? RunThisRank(*plan, options, on_gpus, rank)
+      : flags.check          ? refit::RunChecked(*plan, options)
+                             : refit::RunSafetensors(*plan, flags.source_dir,
+                                                     flags.destination_dir, options);
   if (absl::IsDataLoss(result.status())) {
     absl::FPrintF(stderr, "refit-run: %s\n", result.status().message());
     return refit::kExitNo;
@@ -445,19 +465,20 @@ static int Main(int argc, char** argv) {
   for (const std::string& mismatch : result->check.mismatches) {
     absl::FPrintF(stderr, "refit-run: %s\n", mismatch);
   }
-  if (!trace.empty() && rank == 0) {
+  if (!flags.trace.empty() && rank == 0) {
     const std::string text = refit::MeasuredTrace(*plan, Fastest(*result));
     const absl::Status written = refit::WriteFileAtomically(
-        trace, absl::MakeConstSpan(
-                   reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+        flags.trace,
+        absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()),
+                            text.size()));
     if (!written.ok()) return refit::Fail(tool, written);
   }
-  // Without a check there is nothing to report unless asked; of many processes
-  // one reports.
-  if ((check || json) && rank == 0) {
-    const std::string summary = json
-                                    ? SummaryJson(*plan, *result, check, delta)
-                                    : SummaryText(*plan, *result, check, delta);
+  // Without a check there is nothing to report unless asked; of many
+  // processes one reports.
+  if ((flags.check || flags.json) && rank == 0) {
+    const std::string summary =
+        flags.json ? SummaryJson(*plan, *result, flags.check, flags.delta)
+                   : SummaryText(*plan, *result, flags.check, flags.delta);
     if (absl::Status written = refit::WriteStdout(summary); !written.ok()) {
       return refit::Fail(tool, written);
     }
