@@ -181,6 +181,49 @@ absl::Status MeasureOthers(
   return absl::OkStatus();
 }
 
+// What a rank tells the others.
+struct RankReport {
+  double first_seconds = 0;
+  double first_host_seconds = 0;
+  double host_seconds = 0;
+  double latency_seconds = 0;
+  double checked_seconds = 0;
+  uint64_t extra_bytes = 0;
+  uint64_t wrong_elements = 0;
+};
+
+void AddReport(const RankReport& report, TransferMeasurement& measured) {
+  const auto raise = [](auto value, auto& most) {
+    most = std::max(most, value);
+  };
+  raise(report.first_seconds, measured.first_seconds);
+  raise(report.first_host_seconds, measured.first_host_seconds);
+  raise(report.host_seconds, measured.run_host_seconds);
+  raise(report.latency_seconds, measured.latency_seconds);
+  raise(report.checked_seconds, measured.checked_seconds);
+  raise(report.extra_bytes, measured.extra_bytes);
+  measured.wrong_elements += report.wrong_elements;
+}
+
+// Of a refit that follows no other: what a worker's thread waits for.
+absl::Status MeasureAlone(WorldRank& rank, int64_t iterations,
+                          RankReport& report) {
+  for (int64_t i = 0; i < iterations; ++i) {
+    const auto lower = [&](double seconds, double& least) {
+      least = i == 0 ? seconds : std::min(least, seconds);
+    };
+    const absl::StatusOr<RefitMeasurement> checked =
+        rank.Refit(/*digest=*/true);
+    if (!checked.ok()) return checked.status();
+    lower(checked->seconds, report.checked_seconds);
+    const absl::StatusOr<RefitMeasurement> alone = rank.Refit();
+    if (!alone.ok()) return alone.status();
+    lower(alone->seconds, report.latency_seconds);
+    lower(alone->host_seconds, report.host_seconds);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<TransferMeasurement> MeasureTransfer(
@@ -225,24 +268,10 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
     if (absl::Status s = measure(method); !s.ok()) return s;
     if (absl::Status s = rank.executor().Wait(); !s.ok()) return s;
   }
-  // Of a refit that follows no other: what a worker's thread waits for.
-  double host_seconds = 0;
-  double alone_seconds = 0;
-  double checked_seconds = 0;
-  for (int64_t i = 0; i < options.iterations; ++i) {
-    const absl::StatusOr<RefitMeasurement> checked =
-        rank.Refit(/*digest=*/true);
-    if (!checked.ok()) return checked.status();
-    checked_seconds =
-        i == 0 ? checked->seconds : std::min(checked_seconds, checked->seconds);
-    const absl::StatusOr<RefitMeasurement> alone = rank.Refit();
-    if (!alone.ok()) return alone.status();
-    alone_seconds =
-        i == 0 ? alone->seconds : std::min(alone_seconds, alone->seconds);
-    host_seconds = i == 0 ? alone->host_seconds
-                          : std::min(host_seconds, alone->host_seconds);
-  }
-
+  RankReport report = {.first_seconds = first->seconds,
+                       .first_host_seconds = first->host_seconds};
+  status = MeasureAlone(rank, options.iterations, report);
+  if (!status.ok()) return status;
   {
     absl::StatusOr<std::vector<std::unique_ptr<TransferMethod>>> methods =
         MakeMethods(plan, rank, options.peers);
@@ -268,34 +297,12 @@ absl::StatusOr<TransferMeasurement> MeasureTransfer(
   absl::StatusOr<CheckResult> check = rank.Check();
   if (!check.ok()) return check.status();
 
-  struct Report {
-    double first_seconds;
-    double first_host_seconds;
-    double host_seconds;
-    double latency_seconds;
-    double checked_seconds;
-    uint64_t extra_bytes;
-    uint64_t wrong_elements;
-  };
-  absl::StatusOr<std::vector<Report>> reports = harness.Gather(
-      Report{first->seconds, first->host_seconds, host_seconds, alone_seconds,
-             checked_seconds, used - std::min(used, tensor_bytes),
-             check->wrong_elements});
+  report.extra_bytes = used - std::min(used, tensor_bytes);
+  report.wrong_elements = check->wrong_elements;
+  const absl::StatusOr<std::vector<RankReport>> reports =
+      harness.Gather(report);
   if (!reports.ok()) return reports.status();
-  for (const Report& report : *reports) {
-    measured.first_seconds =
-        std::max(measured.first_seconds, report.first_seconds);
-    measured.first_host_seconds =
-        std::max(measured.first_host_seconds, report.first_host_seconds);
-    measured.run_host_seconds =
-        std::max(measured.run_host_seconds, report.host_seconds);
-    measured.latency_seconds =
-        std::max(measured.latency_seconds, report.latency_seconds);
-    measured.checked_seconds =
-        std::max(measured.checked_seconds, report.checked_seconds);
-    measured.extra_bytes = std::max(measured.extra_bytes, report.extra_bytes);
-    measured.wrong_elements += report.wrong_elements;
-  }
+  for (const RankReport& of_rank : *reports) AddReport(of_rank, measured);
   return measured;
 }
 

@@ -108,8 +108,7 @@ void AddStaging(const PlanFile& plan, uint32_t rank, uint32_t rounds_per_group,
   std::vector<ByteRange> ranges;
   for (uint32_t i = 0; i < messages.size(); ++i) {
     const fb::Message& message = *messages.Get(i);
-    if (body.rounds()->Get(message.round())->mechanism() ==
-        fb::Mechanism::kStaged) {
+    if (!IsDirect(body, message.round())) {
       ranges.emplace_back(message.staging_offset(),
                           message.staging_offset() + message.size_bytes());
     }
@@ -308,6 +307,24 @@ void WriteRanks(const PlanFile& plan, DataWriter& data) {
   data.CloseObject();
 }
 
+// Adds up what ranks of one host and side send and receive.
+static void JoinByHost(std::map<End, Row>& rows,
+                       std::map<End, uint64_t>& receivers) {
+  const auto host_of = [](End end) {
+    end.rank = -1;
+    return end;
+  };
+  std::map<End, Row> of_hosts;
+  for (const auto& [sender, row] : rows) {
+    Row& sum = of_hosts[host_of(sender)];
+    for (const auto& [receiver, bytes] : row) sum[host_of(receiver)] += bytes;
+  }
+  std::map<End, uint64_t> hosts;
+  for (const auto& [receiver, unused] : receivers) hosts[host_of(receiver)];
+  rows = std::move(of_hosts);
+  receivers = std::move(hosts);
+}
+
 void WriteTraffic(const PlanFile& plan, DataWriter& data) {
   const fb::Body& body = plan.body();
   const SendPayloads payloads(plan.messages());
@@ -338,21 +355,7 @@ void WriteTraffic(const PlanFile& plan, DataWriter& data) {
     if (found != rows.end()) pairs += found->second.size();
   }
   const bool by_host = pairs > kMostRankPairs;
-  if (by_host) {
-    const auto host_of = [](End end) {
-      end.rank = -1;
-      return end;
-    };
-    std::map<End, Row> of_hosts;
-    for (const auto& [sender, row] : rows) {
-      Row& sum = of_hosts[host_of(sender)];
-      for (const auto& [receiver, bytes] : row) sum[host_of(receiver)] += bytes;
-    }
-    std::map<End, uint64_t> hosts;
-    for (const auto& [receiver, unused] : receivers) hosts[host_of(receiver)];
-    rows = std::move(of_hosts);
-    receivers = std::move(hosts);
-  }
+  if (by_host) JoinByHost(rows, receivers);
   std::vector<End> columns;
   for (const auto& [receiver, unused] : receivers) columns.push_back(receiver);
   std::map<uint64_t, uint64_t> numbers = {{0, 0}};

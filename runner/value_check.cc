@@ -99,6 +99,24 @@ struct ValueCheck::Wrong {
   StackElement param;
   std::string expected;
   std::string found;
+
+  // Of what the row has from its element `done` on, `range` of the param.
+  void Count(const WalkRow& row, uint64_t done, const IndexRange& range,
+             const std::byte* found_bytes, const std::byte* expected_bytes,
+             size_t element_bytes) {
+    for (size_t i = 0; i < range.count; ++i) {
+      const std::byte* const found_i = found_bytes + i * element_bytes;
+      const std::byte* const expected_i = expected_bytes + i * element_bytes;
+      if (std::memcmp(found_i, expected_i, element_bytes) == 0) continue;
+      if (elements++ > 0) continue;
+      buffer = {.tensor = row.buffer.tensor,
+                .element = row.buffer.element + (done + i) * row.buffer_stride};
+      param = {.tensor = row.param.tensor,
+               .element = range.first + i * range.stride};
+      expected = HexText(expected_i, element_bytes);
+      found = HexText(found_i, element_bytes);
+    }
+  }
 };
 
 ValueCheck::ValueCheck(const PlanFile& plan, std::optional<int32_t> only_rank,
@@ -302,15 +320,13 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
           .first = row.param.element + done * row.param_stride,
           .stride = std::max<uint64_t>(row.param_stride, 1),
           .count = std::min<size_t>(kBlockElements, row.count - done)};
-      if (quantization != nullptr) {
-        const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
-        if (is_data) {
-          quantized->GenerateData(seed, range, expected);
-        } else {
-          quantized->GenerateScales(seed, range, expected);
-        }
+      const uint64_t seed =
+          has_value ? seeds_[piece.fragment->param()][row.param.tensor] : 0;
+      if (quantization != nullptr && is_data) {
+        quantized->GenerateData(seed, range, expected);
+      } else if (quantization != nullptr) {
+        quantized->GenerateScales(seed, range, expected);
       } else if (has_value) {
-        const uint64_t seed = seeds_[piece.fragment->param()][row.param.tensor];
         std::byte* const made = cast == nullptr ? expected : generated;
         GenerateValues(seed, source_dtype, range, made);
         ChangeValues(seed, source_dtype, range, steps_, made);
@@ -322,21 +338,8 @@ void ValueCheck::CheckPiece(const Piece& piece, const TensorsByRank& tensors,
         Gather(found, row.buffer_stride, range.count, element_bytes, gathered);
         found = gathered;
       }
-      if (std::memcmp(found, expected, range.count * element_bytes) == 0) {
-        continue;
-      }
-      for (size_t i = 0; i < range.count; ++i) {
-        const std::byte* found_i = found + i * element_bytes;
-        const std::byte* expected_i = expected + i * element_bytes;
-        if (std::memcmp(found_i, expected_i, element_bytes) == 0) continue;
-        if (wrong.elements++ > 0) continue;
-        wrong.buffer = {
-            .tensor = row.buffer.tensor,
-            .element = row.buffer.element + (done + i) * row.buffer_stride};
-        wrong.param = {.tensor = row.param.tensor,
-                       .element = range.first + i * range.stride};
-        wrong.expected = HexText(expected_i, element_bytes);
-        wrong.found = HexText(found_i, element_bytes);
+      if (std::memcmp(found, expected, range.count * element_bytes) != 0) {
+        wrong.Count(row, done, range, found, expected, element_bytes);
       }
     }
   };
