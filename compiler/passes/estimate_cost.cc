@@ -111,8 +111,8 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
   CountingSort(messages, module.rounds.size(), [](const OfRound& message) {
     return static_cast<size_t>(message.round);
   });
-  std::vector<RankLoad> loads(world);
-  std::vector<RankLoad> dealt(world);  // beside them, on links of their own
+  // What is dealt has links of its own beside them.
+  std::vector<RankLoad> loads(world), dealt(world);
   std::vector<double> seconds(static_cast<size_t>(module.waves), 0);
   for (size_t begin = 0; begin < messages.size();) {
     const int32_t round = messages[begin].round;
@@ -144,16 +144,13 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
       }
     }
     const Route route = module.rounds[static_cast<size_t>(round)].route;
-    if (beside && route == Route::kLocal) {
-      begin = end;
-      continue;
-    }
-    seconds[static_cast<size_t>(messages[begin].wave)] +=
-        module.RoundSeconds(route) +
-        std::max(static_cast<double>(busiest) /
-                     module.topology.BytesPerSecond(route),
-                 dealt_seconds);
+    const auto wave = static_cast<size_t>(messages[begin].wave);
     begin = end;
+    if (beside && route == Route::kLocal) continue;
+    seconds[wave] += module.RoundSeconds(route) +
+                     std::max(static_cast<double>(busiest) /
+                                  module.topology.BytesPerSecond(route),
+                              dealt_seconds);
   }
   return seconds;
 }
