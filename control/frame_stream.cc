@@ -10,19 +10,28 @@
 namespace refit::control {
 
 bool FrameStream::Fill() {
-  char bytes[size_t{64} << 10];
+  std::array<char, kReadBytes> bytes;
   if (!input_end_.ok()) return false;
-  const ssize_t received = recv(socket_.fd(), bytes, sizeof(bytes), 0);
-  if (received > 0) {
-    reader_.Append({bytes, static_cast<size_t>(received)});
-  } else if (received == 0) {
+  const size_t received = Read(bytes);
+  if (received > 0) reader_.Append({bytes.data(), received});
+  return received > 0 || !input_end_.ok();
+}
+
+absl::Status FrameStream::Discard() {
+  std::array<char, kReadBytes> bytes;
+  if (input_end_.ok()) Read(bytes);
+  return input_end_;
+}
+
+size_t FrameStream::Read(std::array<char, kReadBytes>& bytes) {
+  const ssize_t received = recv(socket_.fd(), bytes.data(), bytes.size(), 0);
+  if (received > 0) return static_cast<size_t>(received);
+  if (received == 0) {
     input_end_ = absl::UnavailableError("the connection was closed");
-  } else if (errno == EAGAIN || errno == EINTR) {
-    return false;
-  } else {
+  } else if (errno != EAGAIN && errno != EINTR) {
     input_end_ = absl::UnavailableError(std::strerror(errno));
   }
-  return true;
+  return 0;
 }
 
 absl::StatusOr<std::optional<Frame>> FrameStream::Next() {

@@ -2,6 +2,7 @@
 #ifndef REFIT_CONTROL_FRAME_STREAM_H_
 #define REFIT_CONTROL_FRAME_STREAM_H_
 
+#include <array>
 #include <cstddef>
 #include <deque>
 #include <optional>
@@ -30,6 +31,8 @@ class FrameStream {
   // The next frame of what was read, if it is whole. Error: kUnavailable, the
   // connection is of no more use.
   absl::StatusOr<std::optional<Frame>> Next();
+  // Drops some of what has come. Error: kUnavailable, nothing more comes.
+  absl::Status Discard();
   // The next frame that has come.
   absl::StatusOr<std::optional<Frame>> Take();
 
@@ -42,6 +45,10 @@ class FrameStream {
   void EndOutput() const;
 
  private:
+  static constexpr size_t kReadBytes = size_t{64} << 10;
+  // How many came; 0: none, or no more will.
+  size_t Read(std::array<char, kReadBytes>& bytes);
+
   Socket socket_;
   FrameReader reader_{kStrangerBytesMax};
   absl::Status input_end_;  // why nothing more comes

@@ -202,6 +202,13 @@ bool ControlServer::EvictStranger() {
 }
 
 void ControlServer::Receive(Connection& connection) {
+  // Read only to reach its end.
+  if (connection.closing) {
+    if (const absl::Status end = connection.stream.Discard(); !end.ok()) {
+      Lose(connection, end);
+    }
+    return;
+  }
   for (int i = 0; i < kReceivesPerTurn && connection.stream.Fill(); ++i) {
     while (true) {
       absl::StatusOr<std::optional<Frame>> frame = connection.stream.Next();
@@ -209,9 +216,8 @@ void ControlServer::Receive(Connection& connection) {
         return Lose(connection, frame.status());
       }
       if (!frame->has_value()) break;
-      if (connection.closing) continue;  // read only to reach its end
       if (!Handle(connection, **frame)) return Lose(connection, OffProtocol());
-      if (connection.over) return;
+      if (connection.over || connection.closing) return;
     }
   }
 }

@@ -252,6 +252,9 @@ absl::StatusOr<Socket> UniqueIdListener(const TcpRendezvous& rendezvous) {
 }
 
 void ReturnUniqueIdListener(uint64_t id_name, Socket listener) {
+  // Not of a server that has none, or has returned it: the process's own is
+  // there.
+  if (listener.fd() < 0) return;
   AllMade& all = TheMade();
   std::lock_guard lock(all.mutex);
   Made* const made = all.Find(id_name);

@@ -158,7 +158,10 @@ RefitSteps RefitEnqueuer::ListStepsOf(const BoundRounds& rounds, bool stores,
   }
   const std::vector<DirectEnds>& ends =
       list.pulls ? rounds.pulled_ends : rounds.direct_ends;
-  list.steps = InIssueOrder(ListSteps(schedule_, ends, choices));
+  list.steps = ListSteps(schedule_, ends, choices);
+  // The host does one step after the other, and a message should leave as soon
+  // as it is packed.
+  if (!device_.IsHost()) list.steps = InIssueOrder(std::move(list.steps));
   list.is_awaited.resize(list.steps.size());
   for (size_t i = 0; i < list.steps.size(); ++i) {
     const Step& step = list.steps[i];
@@ -335,10 +338,10 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
   // By lane: the last step whose event is not recorded yet. A process with one
   // hardware queue begins nothing behind an event before that is reached, so
   // events are recorded as late as they can be.
-  std::array<std::optional<size_t>, kLanes> ended;
+  std::array<std::optional<size_t>, kLanes> unrecorded;
   const auto record = [&](Lane lane) {
     const std::optional<size_t> step =
-        std::exchange(ended[static_cast<size_t>(lane)], std::nullopt);
+        std::exchange(unrecorded[static_cast<size_t>(lane)], std::nullopt);
     return step.has_value() ? events_[*step]->Record(StreamOf(lane, main))
                             : absl::OkStatus();
   };
@@ -367,7 +370,7 @@ absl::Status RefitEnqueuer::EnqueueSteps(size_t begin, size_t end,
     if (timer != nullptr) status.Update(timer->Start(stream));
     if (status.ok()) status = EnqueueStep(step, stream);
     if (timer != nullptr) status.Update(timer->Stop(stream));
-    if (chosen_->is_awaited[i]) ended[static_cast<size_t>(step.lane)] = i;
+    if (chosen_->is_awaited[i]) unrecorded[static_cast<size_t>(step.lane)] = i;
     if (!status.ok()) return status;
     if (step.round == kNoRound) continue;
     (step.kind == StepKind::kPack     ? counters_.pack_seconds

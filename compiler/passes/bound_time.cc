@@ -104,7 +104,8 @@ struct Enclaves {
 };
 
 struct HostRanks {
-  int64_t sources = 0;
+  std::set<size_t> nics;       // of any rank
+  std::set<size_t> receiving;  // of destinations, which alone receive
   int64_t destinations = 0;
 };
 
@@ -114,11 +115,9 @@ double UplinkOf(const Topology& topology,
                 const std::map<int32_t, HostRanks>& hosts, double nic) {
   if (!topology.HasNarrowLeaves()) return 0;
   const Fabric& fabric = *topology.fabric;
-  int64_t nics = 0;  // of the host that has most
+  size_t nics = 0;  // of the host that has most
   for (const auto& [host, ranks] : hosts) {
-    const int64_t all = ranks.sources + ranks.destinations;
-    nics =
-        std::max(nics, (all + fabric.gpus_per_nic - 1) / fabric.gpus_per_nic);
+    nics = std::max(nics, ranks.nics.size());
   }
   return nic * static_cast<double>(nics) * fabric.hosts_per_leaf /
          fabric.spine_oversubscription;
@@ -134,16 +133,11 @@ Enclaves DomainsOf(const Module& module,
   for (const int32_t host : topology.host) {
     domains.of.push_back(topology.DomainOf(host));
   }
-  const int32_t of_nic = topology.gpus_per_nic;
   for (const auto& [host, ranks] : hosts) {
-    const int64_t gpus = topology.colocated
-                             ? std::max(ranks.sources, ranks.destinations)
-                             : ranks.sources + ranks.destinations;
-    const int64_t nics = (gpus + of_nic - 1) / of_nic;
     Enclave& domain = domains.by_number[topology.DomainOf(host)];
     domain.in_bytes_per_second +=
-        nic * static_cast<double>(std::min(nics, ranks.destinations));
-    domain.out_bytes_per_second += nic * static_cast<double>(nics);
+        nic * static_cast<double>(ranks.receiving.size());
+    domain.out_bytes_per_second += nic * static_cast<double>(ranks.nics.size());
     domain.receivers += ranks.destinations;
   }
   const double uplink = UplinkOf(topology, hosts, nic);
@@ -253,10 +247,15 @@ PieceBytes CountBytes(const Module& module, Enclaves& domains,
 // of one part of a folded job hold, those of the others hold too.
 void SetLowerBound(Module& module) {
   const Topology& topology = module.topology;
+  const NetworkLinks network(module);
   std::map<int32_t, HostRanks> hosts;
-  for (size_t rank = 0; rank < topology.host.size(); ++rank) {
-    HostRanks& host = hosts[topology.host[rank]];
-    ++(rank < module.source.ranks.size() ? host.sources : host.destinations);
+  for (int32_t rank = 0; rank < module.world_size(); ++rank) {
+    HostRanks& host = hosts[topology.host[static_cast<size_t>(rank)]];
+    const size_t nic = network.EgressOf(Rank{rank});
+    host.nics.insert(nic);
+    if (!module.IsRelay(Rank{rank})) continue;
+    host.receiving.insert(nic);
+    ++host.destinations;
   }
   // A rank alone may have a whole NIC.
   const double nic = topology.network_bytes_per_second * topology.gpus_per_nic;
@@ -270,7 +269,6 @@ void SetLowerBound(Module& module) {
     on_links = std::max(
         on_links, *std::max_element(bytes->begin(), bytes->end()) / links);
   }
-  const NetworkLinks network(module);
   const auto of_nics = [&](const std::vector<Rank>& holders, double sum) {
     std::set<size_t> nics;
     for (const Rank rank : holders) nics.insert(network.EgressOf(rank));

@@ -121,6 +121,15 @@ TEST(BoundTimeTest, SourcesThatShareANicSendOverOne) {
       kBytes / 2 / kNetwork + kStart);
 }
 
+// Two sources on the receivers' host have a NIC, over which nothing is
+// received.
+TEST(BoundTimeTest, ReceiversThatShareANicReceiveOverOne) {
+  EXPECT_DOUBLE_EQ(
+      LowerBoundOf(GenericSide(8, "Shard(0)"), GenericSide(2, "Shard(1)"),
+                   R"([0, 0, 1, 1, 2, 2, 3, 3, 0, 0], "gpus_per_nic": 2)"),
+      kBytes * 3 / 4 / kNetwork + kStart);
+}
+
 // Each of two sources has a leaf, whose way to the others has half the speed of
 // a NIC.
 TEST(BoundTimeTest, WhatSourcesHoldLeavesTheirLeaves) {

@@ -199,6 +199,14 @@ TEST_F(UniqueIdTest, ItsCreatorListensBetweenMeetings) {
   rank1.join();
 }
 
+// Which meets nobody, so it has no server to give the listener to.
+TEST_F(UniqueIdTest, ItsCreatorListensBehindAMeetingOfOneRank) {
+  const UniqueId id = *CreateUniqueId();
+  MeetAll(id, 1);
+  planes_.clear();
+  EXPECT_FALSE(IsFree(RendezvousFromUniqueId(id, 0, 1)->port));
+}
+
 TEST_F(UniqueIdTest, ChildOfItsCreatorMayBeRankZero) {
   const UniqueId id = *CreateUniqueId();
   int ends[2];

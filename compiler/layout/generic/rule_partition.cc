@@ -59,7 +59,7 @@ Match MatchStack(std::string_view glob, const Param& param) {
   return GlobsMeet(glob, FillIn(param, "*")) ? Match::kSome : Match::kNone;
 }
 
-struct Candidate {
+struct RuleGlob {
   std::string_view glob;
   int32_t rule;
 };
@@ -79,7 +79,7 @@ std::vector<RulePart> PartitionByRule(const Param& param,
                                       absl::Span<const std::string_view> globs,
                                       const HeldMembers& held) {
   constexpr int32_t kHeld = -2;
-  std::vector<Candidate> candidates;
+  std::vector<RuleGlob> candidates;
   for (size_t i = 0; i < globs.size(); ++i) {
     const Match match = MatchStack(globs[i], param);
     if (match == Match::kNone) continue;
@@ -95,7 +95,7 @@ std::vector<RulePart> PartitionByRule(const Param& param,
     if (!held.empty() && held[number] != DType::kUnspecified) return kHeld;
     const auto first = std::find_if(
         candidates.begin(), candidates.end(),
-        [&](const Candidate& c) { return GlobMatches(c.glob, name); });
+        [&](const RuleGlob& c) { return GlobMatches(c.glob, name); });
     return first == candidates.end() ? -1 : first->rule;
   };
   std::vector<RulePart> parts = PartitionMembers(param, rule_of);
