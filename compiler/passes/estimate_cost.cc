@@ -74,23 +74,23 @@ bool MovesLocalBeside(const Module& module) {
                      [](int64_t bytes) { return bytes <= 0; });
 }
 
-// What the rounds of each wave take: a round as long as its slowest rank.
+// What the rounds of each wave take: a round as long as its busiest
+// GPU or NIC.
 // `beside`: MovesLocalBeside.
 std::vector<double> TransferSeconds(const Module& module, bool beside) {
   const size_t world = static_cast<size_t>(module.world_size());
   const simulator::Links links(SitesOf(module), LinkOptionsOf(module));
-  // Whose link it is: ranks may share a NIC.
+  // NVLink is a rank's own. NICs, which ranks may share, come behind all ranks.
   const auto owner_of = [&](Rank rank, Route link) {
     return link == Route::kNetwork
-               ? Rank{static_cast<int32_t>(
-                     links.place(static_cast<int32_t>(rank)).nic)}
-               : rank;
+               ? world + links.place(static_cast<int32_t>(rank)).nic
+               : IndexOf(rank);
   };
   // What counts of messages, close together: they are many.
   struct OfRound {
     int32_t round = 0;
-    Rank source{};
-    Rank destination{};
+    size_t source = 0;  // whose link it is
+    size_t destination = 0;
     int32_t wave = 0;
     bool is_held = false;
     bool is_sent_with_other = false;
@@ -112,7 +112,7 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
     return static_cast<size_t>(message.round);
   });
   // What is dealt has links of its own beside them.
-  std::vector<RankLoad> loads(world), dealt(world);
+  std::vector<RankLoad> loads(2 * world), dealt(2 * world);
   std::vector<double> seconds(static_cast<size_t>(module.waves), 0);
   for (size_t begin = 0; begin < messages.size();) {
     const int32_t round = messages[begin].round;
@@ -123,8 +123,8 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
       const int64_t bytes = messages[end].bytes;
       const bool is_held = messages[end].is_held;
       std::vector<RankLoad>& of_links = is_held ? dealt : loads;
-      RankLoad& source = of_links[IndexOf(messages[end].source)];
-      RankLoad& destination = of_links[IndexOf(messages[end].destination)];
+      RankLoad& source = of_links[messages[end].source];
+      RankLoad& destination = of_links[messages[end].destination];
       if (!messages[end].is_sent_with_other) source.sent_bytes += bytes;
       destination.received_bytes += bytes;
       if (!is_held) {
@@ -138,9 +138,9 @@ std::vector<double> TransferSeconds(const Module& module, bool beside) {
       }
     }
     for (size_t i = begin; i < end; ++i) {
-      for (const Rank rank : {messages[i].source, messages[i].destination}) {
-        loads[IndexOf(rank)] = {};
-        dealt[IndexOf(rank)] = {};
+      for (const size_t link : {messages[i].source, messages[i].destination}) {
+        loads[link] = {};
+        dealt[link] = {};
       }
     }
     const Route route = module.rounds[static_cast<size_t>(round)].route;

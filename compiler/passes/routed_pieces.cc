@@ -1,6 +1,7 @@
 #include "compiler/passes/routed_pieces.h"
 
 #include <algorithm>
+#include <cassert>
 #include <numeric>
 #include <utility>
 
@@ -74,6 +75,7 @@ void RoutedPieces::Cut(
     numbers.push_back(i);
     sizes.push_back(AlignStaging(ranges[i]));
   }
+  assert(!sizes.empty());
   Packer packer(std::move(sizes), waste_bytes, pieces.size());
   for (const PieceId id : pieces) {
     const Piece& piece = module_.piece(id);

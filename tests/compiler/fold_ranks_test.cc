@@ -200,8 +200,6 @@ TEST(FoldRanksTest, PartsOnHostsOfTheirOwnAloneAreFolded) {
   }
 }
 
-// With half as many trainers' ranks, engines of one part pass on to those of
-// the other what only one trainer sends them: apart they would take longer.
 TEST(FoldRanksTest, PartsWhoseSourcesShareANicAreNotFolded) {
   const std::string hosts = "[0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9]";
   EXPECT_TRUE(IsFolded(OpenJob(FoldedJob(2, 2, hosts), MakeCompact)));
@@ -209,6 +207,8 @@ TEST(FoldRanksTest, PartsWhoseSourcesShareANicAreNotFolded) {
       OpenJob(FoldedJob(2, 2, hosts + R"(, "gpus_per_nic": 2)"), MakeCompact)));
 }
 
+// With half as many trainers' ranks, engines of one part pass on to those of
+// the other what only one trainer sends them: apart they would take longer.
 TEST(FoldRanksTest, PartsThatSendMoreThanTheyReceiveAreNotFolded) {
   EXPECT_FALSE(IsFolded(OpenJob(
       FoldedJob(2, 2, "[0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]"), MakeCompact)));

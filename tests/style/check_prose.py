@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks openings that make a reader look for a noun, and the width of lines, in the pages for readers.
 
-No sentence begins with "Of " or "So do"; no list item or paragraph with "It ", and none with "Of" or "So do".
+No sentence begins with "Of " or "So do"; no list item or paragraph with "It ", and none with "Of" or "So do". A table begins its lines.
 
 usage: check_prose.py ROOT
 """
@@ -23,6 +23,8 @@ def problems_of(lines):
         previous_is_blank = not line.strip() or in_code
         if in_code or line.lstrip().startswith(("#", "|")):
             continue
+        if "|---|" in line:
+            yield number, "a table stands inside a line"
         text = re.sub(r"`[^`]*`", "`…`", line)
         if found := re.search(r"(?:^|[.:;] )(Of|So do(?:es)?) ", re.sub(r"^\s*(- |\d+\. )?", "", text)):
             yield number, f'a sentence begins with "{found[1]}"'

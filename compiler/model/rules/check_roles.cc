@@ -231,7 +231,7 @@ void RoleChecker::CheckCompanions() {
   const bool is_latent = model_.architecture.latent.has_value();
   const LayerPart parts[] = {
       {{kQueryHeadsNorm}, kQuery},
-      {{kKeyHeadsNorm}, kQuery},
+      {{kKeyHeadsNorm}, kKey},
       {{kAttentionOutput}, is_latent ? kKeyValueUp : kQuery},
       {{kQueryBias}, kQuery},
       {{kMlpNorm}, {}, kMlpInputNorm},

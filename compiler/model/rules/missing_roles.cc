@@ -139,10 +139,13 @@ void WarnOfMissingRoles(const Model& model, Diagnostics& diagnostics) {
 
 bool CheckMissingRoles(const Model& model, Diagnostics& diagnostics) {
   const std::vector<MissingRole> missing = MissingRoles(model, JoinedParts());
-  if (missing.empty()) return true;
-  return diagnostics.Error(
-      model.place, "the model gives no %s: frameworks join them; wanted one",
-      TextOf(missing[0]));
+  for (const MissingRole& of : missing) {
+    diagnostics.Error(
+        model.place,
+        "the model gives no %s: frameworks expect them together; wanted one",
+        TextOf(of));
+  }
+  return missing.empty();
 }
 
 }  // namespace refit
