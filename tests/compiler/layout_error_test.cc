@@ -398,7 +398,7 @@ TEST(LayoutErrorTest, LayerThatLacksAPartOfABufferIsNamed) {
   ExpectOnly(model, Vllm(),
              "the model gives no param of layer 3 the role \"value\", beside "
              "\"key\" (\"model.layers.0.self_attn.k_proj.weight\"): frameworks "
-             "join them; wanted one");
+             "expect them together; wanted one");
 }
 
 TEST(LayoutErrorTest, ShapeThatContradictsTheArchitectureIsNamed) {

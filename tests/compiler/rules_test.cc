@@ -1067,6 +1067,10 @@ TEST(RulesTest, ALayerHasWhatItsRolesGoWith) {
                       "role": "attention_output"})",
                   "rules.json:1:35: error: layer 0 has the role "
                   "attention_output and no query; wanted both\n"),
+        std::pair(R"({"name": "l.{layer}.k_norm", "shape": [8],
+                      "role": "key_heads_norm"})",
+                  "rules.json:1:35: error: layer 0 has the role "
+                  "key_heads_norm and no key; wanted both\n"),
         std::pair(R"({"name": "l.{layer}.i", "shape": ["hidden"],
                       "role": "mlp_input_norm", "layers": "last"},
                      {"name": "l.{layer}.n", "shape": ["hidden"],

@@ -119,7 +119,7 @@ TEST(DiffTest, FormatVersionOfEqualBodiesIsSchedule) {
   newer.format_version = kFormatMajor << 16 | kFormatMinor;
   EXPECT_FALSE(Compare(SampleSpec(), newer).same());
   EXPECT_EQ(DiffOf(SampleSpec(), newer),
-            "schedule\n  FORMAT_CHANGED plan 1.1 -> plan 1.12\n");
+            "schedule\n  FORMAT_CHANGED plan 1.1 -> plan 1.13\n");
 }
 
 TEST(DiffTest, JobsThatSayOtherThingsAreToldFirst) {

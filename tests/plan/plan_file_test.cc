@@ -163,7 +163,7 @@ TEST(PlanLoaderTest, ANewerMajorIsRefused) {
       Load(Wrap(SampleBody(), {.format_version = 2 << 16 | 3}));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(),
-            "format version 2.3 is newer than this build's 1.12");
+            "format version 2.3 is newer than this build's 1.13");
 }
 
 TEST(PlanLoaderTest, ANewerMinorIsRead) {
@@ -799,7 +799,7 @@ TEST(PlanLoaderTest, ATopologyHasNumbersThatOneMayDivideBy) {
 
 TEST(PlanLoaderTest, AMajorThatNeverWasIsRefused) {
   EXPECT_EQ(Load(Wrap(SampleBody(), {.format_version = 7})).message(),
-            "format version 0.7 does not exist; this build reads 1.12");
+            "format version 0.7 does not exist; this build reads 1.13");
 }
 
 TEST(PlanLoaderTest, AnUnknownFeatureIsRefused) {
