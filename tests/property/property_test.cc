@@ -468,12 +468,23 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
           draw.Pick<int64_t>({1, 2, 4}), draw.Pick<int64_t>({1, 2, 8}));
     }
     const auto side = [&](int64_t ranks, const std::string& placement) {
+      // Copies of two ranks each.
+      const bool in_pairs = ranks % 2 == 0 && draw.Chance(20);
+      const std::string axes =
+          in_pairs ? absl::StrFormat("\"d\": %d, \"x\": 2", ranks / 2)
+                   : absl::StrFormat("\"x\": %d", ranks);
       return absl::StrFormat(
-          "{\"layout\": \"generic\", \"meshes\": {\"m\": {\"axes\": {\"x\": "
-          "%d}}}, \"tensors\": [{\"match\": \"*\", \"mesh\": \"m\", "
-          "\"placements\": [\"%s\"]}]}",
-          ranks, placement);
+          "{\"layout\": \"generic\", \"meshes\": {\"m\": {\"axes\": {%s}}}, "
+          "\"tensors\": [{\"match\": \"*\", \"mesh\": \"m\", "
+          "\"placements\": [%s]}]}",
+          axes,
+          in_pairs ? R"x("Replicate", "Shard(0)")x"
+                   : absl::StrCat("\"", placement, "\""));
     };
+    const std::string source =
+        side(sources, draw.Chance(50) ? "Shard(0)" : "Replicate");
+    const std::string destination =
+        side(receivers, draw.Chance(25) ? "Shard(1)" : "Replicate");
     const double network = draw.Pick<double>({1.25, 12.5, 25, 50});
     // In little staging rounds are many and small. The smallest messages that
     // are worth their start have 6 MB.
@@ -490,10 +501,8 @@ TEST(PropertyTest, NoPlanBeatsTheLowerBound) {
         "\"network_gigabytes_per_second\": %g%s},\n\"options\": {"
         "\"staging_bytes\": %d%s}}\n",
         draw.Chance(30) ? draw.Between(4096, 32768) : draw.Between(512, 8192),
-        side(sources, draw.Chance(50) ? "Shard(0)" : "Replicate"),
-        side(receivers, draw.Chance(25) ? "Shard(1)" : "Replicate"),
-        absl::StrJoin(hosts, ", "), draw.Pick<double>({150, 350, 700}), network,
-        fabric, staging, buckets);
+        source, destination, absl::StrJoin(hosts, ", "),
+        draw.Pick<double>({150, 350, 700}), network, fabric, staging, buckets);
     const TimeOverBound time = SimulateChain(job);
     ASSERT_EQ(time.error, "") << "seed=" << seed << "\n" << job;
     EXPECT_GE(time.ratio, 1 - 1e-6) << "seed=" << seed << "\n" << job;
