@@ -1,8 +1,9 @@
 // The steps of one rank's refit, and what each of them waits for.
 //
-//   RankSchedule, DirectEnds ─▶ ListSteps ─▶ InIssueOrder ─▶ RefitEnqueuer   issues them
-//                                        ├─▶ simulator       prices them
-//                                        └─▶ order proof     proves their order
+//   RankSchedule, DirectEnds ─▶ ListSteps ─▶ InIssueOrder   RefitEnqueuer
+//                                        │                  issues them
+//                                        ├─▶ simulator      prices them
+//                                        └─▶ order proof    proves them
 //
 // Nothing else says what waits for what within a rank's refit; what comes
 // before it (a refit under way, counts of what changed) is waited for by
