@@ -85,7 +85,8 @@ trap stop_beside EXIT
 trap 'exit 130' INT TERM
 
 # One test more than cores runs at a time, because many wait for a deadline most of their time.
-run_ctest() { ctest --preset "$1" -j"$(($(nproc) + 1))" "${@:2}"; }
+at_addresses=()
+run_ctest() { "${at_addresses[@]}" ctest --preset "$1" -j"$(($(nproc) + 1))" "${@:2}"; }
 
 run_preset() {
   local preset=$1 options=()
@@ -99,11 +100,9 @@ run_preset() {
   cmake --preset "$preset" "${options[@]}" >/dev/null
   cmake --build --preset "$preset"
   step "$preset: test"
-  if [ "$preset" = tsan ] && setarch -R true 2>/dev/null; then
-    # Now and then the sanitizer finds its addresses taken, if they are drawn.
-    setarch -R ctest --preset tsan -j"$(($(nproc) + 1))"
-    return
-  fi
+  # Now and then the thread sanitizer finds its addresses taken, if they are drawn.
+  at_addresses=()
+  if [ "$preset" = tsan ] && setarch -R true 2>/dev/null; then at_addresses=(setarch -R); fi
   if [ "$preset" != release ]; then
     run_ctest "$preset"
     return

@@ -75,8 +75,7 @@ bool MovesLocalBeside(const Module& module) {
 }
 
 // What the rounds of each wave take: a round as long as its busiest
-// GPU or NIC.
-// `beside`: MovesLocalBeside.
+// GPU or NIC. `beside`: MovesLocalBeside.
 std::vector<double> TransferSeconds(const Module& module, bool beside) {
   const size_t world = static_cast<size_t>(module.world_size());
   const simulator::Links links(SitesOf(module), LinkOptionsOf(module));
