@@ -108,8 +108,8 @@ class ListScheduler {
     int64_t room = 0;  // bytes that the sender may still send
     // The most urgent are the last of the open, and the very last is the first
     // of all streams. Adding to them makes this unknown.
-    size_t most_urgent = 0;  // how many; 0: unknown
-    int64_t urgency = 0;     // theirs, in units
+    size_t most_urgent = 0;   // how many; 0: unknown
+    int64_t least_bytes = 0;  // of their urgency
 
     const Entry& Next() const { return entries[open - 1]; }
     void Add(const Entry& entry) {
@@ -154,6 +154,7 @@ class ListScheduler {
   // Whether the sender has a stream whose receiver has room for it. The queue's
   // next one is the most urgent, of several the first of all streams.
   bool HasOpen(size_t sender);
+  void FindMostUrgent(Queue& ready, const int64_t* room, const int64_t* left);
   // Its urgency, or that of all that the sender has to send; -1: there is none.
   int64_t SenderUrgency(size_t sender);
   // From which round on the stream's next message may go; none: what feeds it
@@ -187,6 +188,7 @@ class ListScheduler {
   // By class of size and rank: bytes that it may still receive in this round.
   std::array<std::vector<int64_t>, 2> room_;
   std::vector<Queue> ready_;                   // by sender
+  std::vector<size_t> most_urgent_;            // FindMostUrgent's
   std::vector<std::vector<uint32_t>> waking_;  // by round from the first on
   // By message: the streams whose next one it feeds.
   std::vector<std::vector<uint32_t>> fed_;
@@ -298,33 +300,48 @@ int64_t ListScheduler::UrgencyOf(const PairStream& stream) const {
 bool ListScheduler::HasOpen(size_t sender) {
   Queue& ready = ready_[sender];
   const std::vector<int64_t>& room = room_[IsOfSmall(sender)];
-  const std::vector<int64_t>& left = left_[kReceives];
-  const auto fits = [&](const Entry& entry) {
-    return entry.takes <= ready.room && entry.takes <= room[entry.receiver];
-  };
-  const auto urgency_of = [&](const Entry& entry) {
-    return InUnits(entry.own + left[entry.receiver]);
-  };
   for (; ready.most_urgent > 0; ready.CloseNext()) {
-    if (urgency_of(ready.Next()) != ready.urgency) break;
-    if (fits(ready.Next())) return true;
+    const Entry& next = ready.Next();
+    if (next.own + left_[kReceives][next.receiver] < ready.least_bytes) break;
+    if (next.takes <= std::min(ready.room, room[next.receiver])) return true;
   }
-  const auto open = ready.entries.begin();
-  const auto end = std::partition(
-      open, open + static_cast<std::ptrdiff_t>(ready.open), fits);
-  ready.open = static_cast<size_t>(end - open);
-  if (ready.open == 0) return false;
-  ready.urgency = 0;
-  for (auto entry = open; entry != end; ++entry) {
-    ready.urgency = std::max(ready.urgency, urgency_of(*entry));
+  FindMostUrgent(ready, room.data(), left_[kReceives].data());
+  return ready.open > 0;
+}
+
+// Most of the time of this pass goes here. So the loop divides only where it
+// finds a more urgent one, and nothing that it reads may change in it.
+void ListScheduler::FindMostUrgent(Queue& ready, const int64_t* room,
+                                   const int64_t* left) {
+  Entry* const entries = ready.entries.data();
+  const int64_t of_sender = ready.room;
+  size_t open = ready.open;
+  int64_t least = 0, more = 0;  // bytes of what is as urgent, and more
+  for (size_t i = 0; i < open;) {
+    const Entry& entry = entries[i];
+    if (entry.takes > of_sender || entry.takes > room[entry.receiver]) {
+      std::swap(entries[i], entries[--open]);
+      continue;
+    }
+    const int64_t bytes = entry.own + left[entry.receiver];
+    if (bytes >= least) {
+      if (bytes >= more) {
+        least = InUnits(bytes) * urgency_unit_;
+        more = least + urgency_unit_;
+        most_urgent_.clear();
+      }
+      most_urgent_.push_back(i);
+    }
+    ++i;
   }
-  const auto first = std::partition(open, end, [&](const Entry& entry) {
-    return urgency_of(entry) < ready.urgency;
-  });
-  ready.most_urgent = static_cast<size_t>(end - first);
-  std::sort(first, end,
+  ready.open = open;
+  ready.least_bytes = least;
+  ready.most_urgent = most_urgent_.size();
+  for (size_t end = open; !most_urgent_.empty(); most_urgent_.pop_back()) {
+    std::swap(entries[most_urgent_.back()], entries[--end]);
+  }
+  std::sort(entries + (open - ready.most_urgent), entries + open,
             [](const Entry& a, const Entry& b) { return a.stream > b.stream; });
-  return true;
 }
 
 int64_t ListScheduler::SenderUrgency(size_t sender) {
